@@ -110,9 +110,23 @@ _OF_THE_RULES = (
         "an heir has another number", f"{_RULES}:transfer", "mine.mode, mine.permit,", "mine.mode, None,", _PERMITS
     ),
     Planted("a revocation of whatever is held", f"{_RULES}:revoke", "row.token == token", "row"),
+    Planted(
+        "a revocation leaves a reader of the phase",
+        f"{_RULES}:revoke",
+        "row.token == token]",
+        "row.token == token][:1]",
+        _READERS,
+    ),
+    Planted("waking while there is no room", f"{_RULES}:wake_next", "_has_room(head.mode, rows.grants())", "True"),
 )
 MEMORY = (
     *_OF_THE_RULES,
+    Planted(
+        "who leaves the line wakes no other",
+        "memory:MemoryBackend._leave",
+        "self._wake_next(waiter.claim.name)",
+        "pass",
+    ),
     Planted("an expired grant lives on", "_shared.row_table:RowTable.forget_ended", "row.expires <= now", "not row"),
     Planted(
         "a token that does not grow",
@@ -126,6 +140,9 @@ MEMORY = (
 )
 SQLITE = (
     *_OF_THE_RULES,
+    Planted(
+        "who leaves the line wakes no other", f"{_RULES}:leave", "rows.leave(owner)", "rows.leave(owner) and False"
+    ),
     Planted("an expired grant lives on", "sqlite.rows:SqliteRows._grants", " and self._micros < expires", ""),
     Planted("the last in line is woken", "sqlite.rows:SqliteRows.line", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
@@ -202,6 +219,13 @@ POSTGRESQL = (
         "greatest(p_last OPERATOR(pg_catalog.+) 1,",
         "greatest(p_last,",
         _LOCKS,
+    ),
+    Planted(
+        "a revocation leaves a reader of the phase",
+        _SQL,
+        "DELETE FROM fencing_share s WHERE s.name = p_name AND s.token = p_token AND s.expires_at > v_now",
+        "DELETE FROM fencing_share s WHERE s.ctid = (SELECT min(o.ctid) FROM fencing_share o WHERE o.token = p_token)",
+        _READERS,
     ),
 )
 REDIS = (
@@ -322,6 +346,13 @@ REDIS = (
         "",
         {"b": ("reader", "writer")},
     ),
+    Planted(
+        "a revocation leaves a reader of the phase",
+        "redis/operating.lua [revoke]",
+        "for i = 1, #ends, 2 do note(x, ends[i]",
+        "for i = 1, 2, 2 do note(x, ends[i]",
+        _READERS,
+    ),
 )
 QUORUM = (
     Planted(
@@ -374,6 +405,13 @@ ETCD = (
         "if permit is None:",
         _READERS,
     ),
+    Planted(
+        "a revocation leaves a reader of the phase",
+        "etcd.operating:EtcdOperating.revoke",
+        "if seen.token(key) == token]",
+        "if seen.token(key) == token][:1]",
+        _READERS,
+    ),
 )
 ZOOKEEPER = (
     Planted(
@@ -409,6 +447,13 @@ ZOOKEEPER = (
         "zookeeper.waiters:ZooKeeperWaitQueue._grant",
         "if line.noted:",
         "if False:",
+        _READERS,
+    ),
+    Planted(
+        "a revocation leaves a reader of the phase",
+        "zookeeper.operating:ZooKeeperOperating.revoke",
+        "for node, read in held.nodes if",
+        "for node, read in held.nodes[:1] if",
         _READERS,
     ),
 )

@@ -115,6 +115,9 @@ class QuorumNetwork:
     def cut(self) -> None:
         self._each("cut")
 
+    def lose_replies(self) -> None:
+        self._each("lose_replies")
+
     def refuse(self) -> None:
         self._each("refuse")
 

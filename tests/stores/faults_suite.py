@@ -294,7 +294,7 @@ class FaultsSuite:
             urls = (bench.by_proxy, bench.by_proxy, bench.url)
             clients = [(await stack.enter_async_context(opened(url)))[0] for url in urls]
             tasks = [asyncio.create_task(work(locks, number)) for number, locks in enumerate(clients * 2)]
-            for fault in ("blackhole", "cut", "half_open", "refuse", "pause"):
+            for fault in ("blackhole", "cut", "half_open", "lose_replies", "refuse", "pause"):
                 on = bench if fault == "pause" else bench.proxy
                 getattr(on, fault)()
                 await asyncio.wait(tasks, timeout=random.uniform(0.2, 1.2))

@@ -195,18 +195,6 @@ async def test_a_grant_that_is_carried_out_after_the_waiter_has_left_grants_noth
         assert len(await keys(etcd_server)) == (1 if before == WRITER else 2)
 
 
-async def test_readers_of_two_phases_have_two_tokens_and_no_key_stays(etcd: EtcdBackend, etcd_server: EtcdCluster):
-    tokens = []
-    for mode in (READER, WRITER, READER):
-        claims = [claim_of(mode) for _ in range(2 if mode == READER else 1)]
-        tokens.append({(await grant_of(etcd, claim)).token for claim in claims})
-        for claim in claims:
-            await etcd.release(claim)
-    (one,), (two,), (three,) = tokens
-    assert one < two < three
-    assert await keys(etcd_server) == []
-
-
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_phase_that_a_dead_reader_has_left_ends_with_the_next_writer(
     waits: bool, etcd: EtcdBackend, etcd_server: EtcdCluster
@@ -375,17 +363,3 @@ async def test_a_reader_that_comes_meanwhile_is_not_forgotten(etcd_server: EtcdC
         assert came == [token]
         assert list(await other.renew([late])) == list(await backend.renew([early])) == [Revoked("enough")]
         assert [key for key in etcd_server.keys("fencing/a") if ":revoked/" not in key] == []
-
-
-async def test_a_permit_is_revoked_and_its_number_is_given_again(etcd_server: EtcdCluster):
-    async with backend_on(etcd_server.url) as backend:
-        permits = [Claim("a", TTL, mode=Permit(2)) for _ in range(3)]
-        tokens = [await granted(backend, permit) for permit in permits[:2]]
-        async with in_line(backend, permits[2]) as turn:
-            assert await backend.revoke("a", tokens[0], "enough")
-            async with asyncio.timeout(60):
-                await turn.wait()
-            grant = await backend.acquire(permits[2])
-        assert isinstance(grant, Grant)
-        assert (grant.permit, grant.token > tokens[1]) == (0, True)
-        assert list(await backend.renew(permits[:2])) == [Revoked("enough"), Renewal.RENEWED]

@@ -12,7 +12,7 @@ import pytest
 from fencing_sdk import ConfigurationError, LockClient, connect
 from fencing_sdk.abc import Backend, Claim, Grant, Held
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
+from fencing_sdk.backends._shared.rules import LINE_POLL
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.promises.under_test import in_line
@@ -105,33 +105,6 @@ def test_what_a_url_cannot_mean_is_refused_when_the_client_is_built(url, options
         connect(url, **options)
 
 
-async def test_a_release_wakes_the_head_of_the_line_and_nobody_else(backend):
-    holder, head, second = (Claim("a", 60) for _ in range(3))
-    await backend.acquire(holder)
-    async with in_line(backend, head) as first_turn, in_line(backend, second) as second_turn:
-        woken = {asyncio.create_task(first_turn.wait()): "head", asyncio.create_task(second_turn.wait()): "second"}
-        await backend.release(holder)
-        done, waiting = await asyncio.wait(woken, timeout=0.05)
-        assert [woken[task] for task in done] == ["head"]
-        for task in waiting:
-            task.cancel()
-
-
-async def test_a_waiter_that_slept_too_long_stands_at_the_end_and_is_woken_again(backend, clock):
-    holder, sleeper, other = (Claim("a", 60) for _ in range(3))
-    await backend.acquire(holder)
-    async with in_line(backend, sleeper) as turn, in_line(backend, other):
-        clock.time += LINE_TTL
-        assert isinstance(await backend.acquire(other), Held)  # looks, and passes over the sleeper
-        assert isinstance(await backend.acquire(sleeper), Held)
-        await backend.release(holder)
-        assert isinstance(await backend.acquire(sleeper), Held)
-        assert isinstance(await backend.acquire(other), Grant)
-        await backend.release(other)
-        await asyncio.wait_for(turn.wait(), 5)
-        assert isinstance(await backend.acquire(sleeper), Grant)
-
-
 async def test_a_waiter_that_retries_after_its_grant_does_not_queue_behind_itself(backend):
     holder = Claim("a", 60)
     async with in_line(backend, holder):
@@ -139,16 +112,6 @@ async def test_a_waiter_that_retries_after_its_grant_does_not_queue_behind_itsel
         assert await backend.acquire(holder) == first
         await backend.release(holder)
         assert isinstance(await backend.acquire(Claim("a", 60)), Grant)
-
-
-async def test_a_newcomer_at_a_free_lock_waits_until_the_silent_head_has_lost_its_turn(backend, clock):
-    holder, silent, newcomer = (Claim("a", 60) for _ in range(3))
-    await backend.acquire(holder)
-    async with in_line(backend, silent):
-        await backend.release(holder)
-        assert await backend.acquire(newcomer) == Held(LINE_TTL)
-        clock.time += LINE_TTL
-        assert isinstance(await backend.acquire(newcomer), Grant)
 
 
 async def test_whoever_stands_in_line_is_told_to_show_up_in_time(backend):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 
 import asyncpg
 import pytest
@@ -17,10 +15,8 @@ from revocation_notices_suite import FAR, holding, listening, shorten_the_moment
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
 from fencing_sdk import (
-    AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
-    LeaseLostError,
     Lost,
     RenewalFailed,
     Renewed,
@@ -468,45 +464,6 @@ async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good
 
 async def _empty(server) -> bool:
     return await line(server) == 0
-
-
-async def test_bodies_never_overlap_and_tokens_rise_whatever_the_network_does(postgresql_server, postgresql_proxy):
-    """Two clients behind one bad network and one beside it, with a server that stands still now and then."""
-    inside: list[int] = []
-    tokens: list[int] = []
-    options = {"ttl": 2.4, "safety_buffer": 1.0, "heartbeat_interval": 0.3}
-    over = asyncio.Event()
-    proxy = postgresql_proxy
-
-    async def work(locks, number) -> None:
-        while not over.is_set():
-            with contextlib.suppress(LeaseLostError, BackendUnavailableError, AcquireTimeoutError):
-                async with locks.lock("a", wait=5, **options) as lease:
-                    assert inside == []
-                    inside.append(number)
-                    tokens.append(lease.token)
-                    try:
-                        await asyncio.sleep(random.uniform(0, 0.6))
-                    finally:
-                        assert inside.pop() == number
-
-    async with contextlib.AsyncExitStack() as stack:
-        urls = (proxy.url, proxy.url, postgresql_server.url)
-        clients = [(await stack.enter_async_context(opened(url)))[0] for url in urls]
-        tasks = [asyncio.create_task(work(locks, number)) for number, locks in enumerate(clients * 2)]
-        for fault in ("blackhole", "cut", "half_open", "pause", "refuse", "lose_replies", "pause", "blackhole"):
-            on = postgresql_server if fault == "pause" else proxy
-            getattr(on, fault)()
-            await asyncio.wait(tasks, timeout=random.uniform(0.2, 1.2))
-            postgresql_server.resume()
-            proxy.heal()
-            await asyncio.wait(tasks, timeout=0.2)
-        over.set()
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(*tasks)
-        assert tokens == sorted(set(tokens))
-        assert len(tokens) > 3
-    await nothing_left(postgresql_server)
 
 
 # What only PostgreSQL can show when it fails under a holder: sessions that are terminated, and openings given up.

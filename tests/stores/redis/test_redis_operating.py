@@ -21,11 +21,10 @@ from redis_stage import connections, key, keys, nothing_left
 from stays import PATIENCE, eventually, opened, staying
 
 from fencing_sdk import LossReason, connect
-from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Listing, Permit, Revoked
+from fencing_sdk.abc import Claim, Grant, Held, Listing, Revoked
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.redis import from_url as redis_from_url
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -148,38 +147,6 @@ async def test_the_server_is_asked_in_small_pieces_and_follows_no_key_for_it(red
             await redis_server.command("DEL", redis_stage.key(name))
         await operator.inspect("another")
         assert not pushed
-
-
-async def test_all_readers_of_a_phase_lose_it_and_the_writer_behind_them_is_woken(redis_server: RedisServer):
-    async with aclosing(from_url(redis_server.url)) as backend:
-        readers = [Claim("a", 60.0, mode=READER) for _ in range(3)]
-        grants = [await backend.acquire(reader) for reader in readers]
-        tokens = {grant.token for grant in grants if isinstance(grant, Grant)}
-        assert len(tokens) == 1
-        writer = Claim("a", 60.0, mode=WRITER)
-        async with in_line(backend, writer) as turn:  # type: ignore[attr-defined]
-            (waiting,) = await backend.list_waiters("a")  # type: ignore[attr-defined]
-            assert (waiting.holder, waiting.mode) == (writer.holder, WRITER)
-            assert await backend.revoke("a", tokens.pop(), "enough")  # type: ignore[attr-defined]
-            async with asyncio.timeout(PATIENCE):
-                await turn.wait()
-            assert isinstance(await backend.acquire(writer), Grant)
-        assert await backend.renew(readers) == [Revoked("enough")] * 3
-
-
-async def test_a_revoked_permit_goes_to_the_waiter_behind_it(redis_server: RedisServer):
-    async with aclosing(from_url(redis_server.url)) as backend:
-        permits = [Claim("a", 60.0, mode=Permit(2)) for _ in range(3)]
-        first, second = [await backend.acquire(permit) for permit in permits[:2]]
-        assert isinstance(first, Grant)
-        assert isinstance(second, Grant)
-        async with in_line(backend, permits[2]) as turn:  # type: ignore[attr-defined]
-            assert await backend.revoke("a", first.token, "enough")  # type: ignore[attr-defined]
-            async with asyncio.timeout(PATIENCE):
-                await turn.wait()
-            third = await backend.acquire(permits[2])
-        assert isinstance(third, Grant)
-        assert (third.permit, third.token > second.token) == (first.permit, True)
 
 
 async def test_the_reason_is_kept_for_as_long_as_the_grant_would_have_lasted(redis_server: RedisServer):

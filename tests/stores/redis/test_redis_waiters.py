@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
 import signal
@@ -13,7 +12,7 @@ import pytest
 from event_log import CLOCK
 from patience import until
 from redis_stage import calls_of, connections, key, keys, nothing_left
-from stays import PATIENCE, Stay, eventually, opened, staying, use_in_turn
+from stays import PATIENCE, Stay, eventually, opened, staying
 from worker_processes import WORKERS, worker_processes
 
 from fencing_sdk import LockHeldError
@@ -272,19 +271,4 @@ async def test_a_head_that_just_died_costs_three_seconds_and_no_more(redis_serve
     left = [await redis_server.command("PTTL", key("a", part)) for part in "qw"]
     assert -1 not in left, "the line ends with its last sign of life"  # -2: it has ended
     await redis_server.command("DEL", key("a", "q"), key("a", "w"))
-    await nothing_left(redis_server)
-
-
-async def test_grants_of_one_lock_never_overlap_and_always_rise(redis_server, proxy):
-    """Four clients, two of them behind a network that breaks all the time."""
-    async with contextlib.AsyncExitStack() as stack:
-        urls = [redis_server.url, redis_server.url, proxy.url, proxy.url]
-        clients = [(await stack.enter_async_context(opened(url)))[0] for url in urls]
-        using = asyncio.create_task(use_in_turn(clients, tasks=5, times=8))
-        pause = 0.2
-        while not using.done():
-            proxy.cut()
-            await asyncio.wait([using], timeout=pause)
-            pause *= 1.1  # a slow machine gets somewhere, too
-        await using
     await nothing_left(redis_server)

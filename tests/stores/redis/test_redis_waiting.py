@@ -201,23 +201,6 @@ async def test_who_comes_while_another_leaves_is_woken(backend, server):
     await backend.release(holder)
 
 
-async def test_only_the_head_is_woken_and_the_next_when_the_head_leaves(backend, server):
-    holder = await hold(backend)
-    head, second = Claim("a", 60), Claim("a", 60)
-    leaving = in_line(backend, head)
-    turn = await leaving.__aenter__()
-    async with in_line(backend, second) as later:
-        waits = asyncio.create_task(later.wait())
-        await backend.release(holder)
-        await within(turn.wait())
-        assert not waits.done()
-        assert isinstance(await backend.acquire(second), Held)
-        await leaving.__aexit__(None, None, None)
-        await within(waits)
-        assert isinstance(await backend.acquire(second), Grant)
-    await backend.release(second)
-
-
 async def test_a_waiter_that_was_passed_over_stands_at_the_end_again(backend, server):
     holder = await hold(backend)
     passed, next_one = Claim("a", 60), Claim("a", 60)
@@ -240,15 +223,6 @@ async def test_a_waiter_in_line_keeps_its_place_and_joins_no_second_time(backend
         for _ in range(3):
             assert isinstance(await backend.acquire(first), Held)
         assert "cmdstat_zadd" not in server.ask("INFO", "commandstats")
-        assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
-    await backend.release(holder)
-
-
-async def test_whoever_stands_in_line_again_keeps_its_place(backend, server):
-    holder = await hold(backend)
-    first, second = Claim("a", 60), Claim("a", 60)
-    async with in_line(backend, first), in_line(backend, second):
-        await sign_again(backend)
         assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
     await backend.release(holder)
 

@@ -169,37 +169,6 @@ async def test_a_waiter_in_another_process_is_woken_and_does_not_poll(backend, s
     await waiter.ended()
 
 
-async def test_processes_are_served_in_the_order_in_which_they_came(backend, start):
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    waiters = []
-    for _ in range(4):
-        waiters.append(await start("stand", "a"))
-        await waiters[-1].says("standing")
-    await backend.release(claim)
-    for waiter in waiters:
-        assert int((await waiter.says("granted"))[0]) <= 2
-        await waiter.go_on()
-    for waiter in waiters:
-        await waiter.ended()
-
-
-async def test_killed_waiters_do_not_hold_up_the_line(backend, start):
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    waiters = []
-    for _ in range(3):
-        waiters.append(await start("stand", "a"))
-        await waiters[-1].says("standing")
-    await waiters[0].kill()
-    await waiters[1].kill()
-    await backend.release(claim)
-    (tries,) = await waiters[2].says("granted")
-    assert int(tries) <= 2, "woken at once by the release, not by a timer"  # one if it tried only after the release
-    await waiters[2].go_on()
-    await waiters[2].ended()
-
-
 async def test_a_head_that_is_stopped_holds_up_the_line_for_a_bounded_time_only(backend, start):
     clock = BootClock()
     claim = Claim("a", 60.0)

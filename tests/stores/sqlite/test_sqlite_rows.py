@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import socket
 import sqlite3
@@ -231,53 +230,6 @@ def listeners() -> Iterator[list[Listener]]:
         listener.socket.close()
 
 
-def test_one_who_shows_no_sign_of_life_loses_its_place(world: World):
-    rows = world.open()
-    Waiter(rows)
-    second = Waiter(rows)
-    world.clock.time += LINE_TTL - 0.5
-    assert not second.due()
-    assert second.refused() == 0.5, "until the head has been silent for too long"
-    assert refused(rows, claim()) == 0.5
-    world.clock.time += 0.5
-    assert second.due(), "there is no datagram that could tell"
-    second.granted()
-
-
-def test_a_release_passes_over_one_who_has_been_silent(world: World, listeners: list[Listener]):
-    """It was stopped long ago, so the next one does not have to wait for that to be found out."""
-    rows = world.open()
-    holder = claim(ttl=100.0)
-    granted(rows, holder)
-    rows.join(claim(), listeners[0].address)
-    second = claim()
-    rows.join(second, listeners[1].address)
-    for _ in range(4):
-        world.clock.time += LINE_POLL
-        rows.attend(listeners[1].address.group, [(second, listeners[1].address)])
-    rows.release(holder)
-    assert [len(listener.heard()) for listener in listeners] == [0, 1, 0]
-
-
-def test_one_who_was_passed_over_stands_at_the_end_of_the_line_again(world: World):
-    rows = world.open()
-    holder = claim(ttl=100.0)
-    granted(rows, holder)
-    silent, second, third = Waiter(rows), Waiter(rows), Waiter(rows)
-    for _ in range(4):
-        world.clock.time += LINE_POLL
-        for waiter in (second, third):
-            assert not waiter.due()
-            waiter.refused()
-    rows.release(holder)
-    assert silent.due(), "it learns by a try that it is not its turn any more"
-    for head, later in itertools.pairwise((second, third, silent)):
-        later.refused()
-        head.granted()
-        rows.release(head.claim)
-    silent.granted()
-
-
 def test_one_who_comes_back_before_somebody_was_served_keeps_its_place(world: World):
     rows = world.open()
     holder = claim(ttl=100.0)
@@ -366,24 +318,6 @@ def test_waiting_writes_nothing_into_the_database(world: World):
     assert before
 
 
-def test_a_release_wakes_the_head_alone(world: World, listeners: list[Listener]):
-    rows = world.open()
-    holder = claim()
-    granted(rows, holder)
-    for listener in listeners:
-        rows.join(claim(), listener.address)
-    rows.release(holder)
-    assert [listener.heard() for listener in listeners] == [[listeners[0].address.ticket.encode()], [], []]
-
-
-def test_a_release_by_one_who_does_not_hold_wakes_nobody(world: World, listeners: list[Listener]):
-    rows = world.open()
-    granted(rows, claim())
-    rows.join(claim(), listeners[0].address)
-    rows.release(claim())
-    assert listeners[0].heard() == []
-
-
 def test_a_release_passes_over_those_who_are_gone(world: World, listeners: list[Listener]):
     rows = world.open()
     holder = claim()
@@ -418,25 +352,6 @@ def test_a_waiter_that_is_gone_and_deleted_meanwhile_passes_the_turn_on_all_the_
     monkeypatch.setattr(_store, "send_wakeup", deleted_meanwhile)
     rows.release(holder)
     assert len(listeners[1].heard()) == 1
-
-
-def test_leaving_as_the_head_of_a_free_lock_wakes_the_next(world: World, listeners: list[Listener]):
-    rows = world.open()
-    head, second = claim(), claim()
-    rows.join(head, listeners[0].address)
-    rows.join(second, listeners[1].address)
-    rows.leave(head)
-    assert len(listeners[1].heard()) == 1
-
-
-def test_leaving_a_held_lock_wakes_nobody(world: World, listeners: list[Listener]):
-    rows = world.open()
-    granted(rows, claim())
-    head, second = claim(), claim()
-    rows.join(head, listeners[0].address)
-    rows.join(second, listeners[1].address)
-    rows.leave(head)
-    assert listeners[1].heard() == []
 
 
 def test_a_waiter_in_another_network_namespace_keeps_its_place(world: World, listeners: list[Listener]):
