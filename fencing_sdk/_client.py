@@ -193,7 +193,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
             max_hold: Seconds after which a lease ends although it could be renewed. Without it a
                 body that hangs keeps its lock for ever. A plain handle and a thread's block, whose work nothing
-                stops, give the lock back at that moment.
+                stops, release the lock at that moment.
 
             fences: Guards to raise as soon as the lock is held, so that an earlier holder is refused even before the
                 first write: a guard whose resource is named like the lock, without the namespace, or a pair of a guard
@@ -292,7 +292,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
             **options: As for `lock`, but without ``wait``: a candidate waits until it leads. ``drain`` is the number
                 of seconds for which the body may go on when the client drains. 0, the default, cancels it at once;
-                the lock is given back when it has ended.
+                the lock is released when it has ended.
 
         Raises:
             ConfigurationError: an option cannot work.
@@ -339,7 +339,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Let what runs end, and begin nothing new: the last call before the client is closed.
 
         Acquisitions that wait leave the line at once. Bodies go on, may acquire more, and are renewed until they end
-        or *within* is over. Then they are cancelled, with `LossReason.DRAINED`. Each lock is given back after its body.
+        or *within* is over. Then they are cancelled, with `LossReason.DRAINED`. Each lock is released after its body.
         All other acquisitions raise `DrainingError`, but not while a body runs, which a task group would cancel.
         A second call may bring the bound forward. Not waited for: locks of the task that calls, plain handles that are
         held beyond *within*, and a body that has not ended five seconds after it was cancelled.
@@ -363,7 +363,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Drain when one of the *signals* comes: ``async with locks, locks.draining_on(SIGTERM, within=25):``.
 
         A second signal cancels the bodies now, a third does what it did before. A block that goes on a second after
-        every lock was given back is cancelled, unless a server has a handler of its own (uvicorn, aiohttp): that one
+        every lock was released is cancelled, unless a server has a handler of its own (uvicorn, aiohttp): that one
         is called too, and ends the block. A `DrainingError` that leaves the block then is its end in order.
         For the lifespan of an application and for fixtures there is ``connect(url, drain=25)`` instead.
 

@@ -123,7 +123,7 @@ class LeaseState:
         self.block: asyncio.Task[object] | None = None
         """The task that has begun a block of this plain handle. Another one may end it."""
         self.keep_for = 0.0
-        """Seconds from the grant for which the lock stays taken, although the lease is given back."""
+        """Seconds from the grant for which the lock stays taken, although the lease is released."""
         self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
         """Attempts of this acquisition without an answer, which may still reach the store."""
         self.loss_detail = ""
@@ -209,7 +209,7 @@ class LeaseState:
 
     @property
     def kept(self) -> bool:
-        """Whether the lock has to stay taken when the lease is given back now."""
+        """Whether the lock has to stay taken when the lease is released now."""
         return self.held and self.held_for < self.keep_for
 
     @property
@@ -259,7 +259,7 @@ class LeaseState:
         elif reason is LossReason.REVOKED:
             detail = self.loss_detail
         elif reason is LossReason.CLOSED and self.released and self.lost is None:
-            detail = "it was given back"
+            detail = "it was released"
         elif reason is LossReason.CLOSED and self.generation != forks.here():
             detail = "it belongs to the parent of this process, which is a fork"
         return LeaseLostError(self.name, self.number, reason, detail)
@@ -406,7 +406,7 @@ def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
 
 def tell_end(state: LeaseState, raised: BaseException | None) -> None:
     """
-    Say what was wrong about a block whose lease was given back, and whose body *raised*.
+    Say what was wrong about a block whose lease was released, and whose body *raised*.
 
     Raises:
         LeaseLostError: the lease was lost, and the body raised nothing of its own.

@@ -59,7 +59,7 @@ class Lock(Uncopied):
         The handle is renewed like any lease, but nothing cancels your work when it is lost: ask
         ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``. It can release itself,
         also in a fixture whose exit runs in another task: ``async with await lock.acquire() as lease``.
-        Keep the handle: one that is dropped gives the lock back at once, with a `ResourceWarning`.
+        Keep the handle: one that is dropped releases the lock at once, with a `ResourceWarning`.
 
         Args:
             wait: Seconds to wait for another holder, this time. None waits for ever, 0 asks once. The lock's
@@ -82,7 +82,7 @@ class Lock(Uncopied):
         """
         Take the lock if it is free now, and return a plain handle, or None.
 
-        ``if await lock.try_acquire() is not None:`` drops the handle. The client then gives the lock back, and the next
+        ``if await lock.try_acquire() is not None:`` drops the handle. The client then releases the lock, and the next
         caller gets it too. For work that one of several processes is to do, there is `LockClient.job`.
 
         Raises:

@@ -128,7 +128,7 @@ def template_for_tasks(name: str, function: Callable[..., object], decorator: st
 
 def template_for_threads(name: str, function: Callable[..., object], decorator: str) -> NameTemplate:
     """
-    Do the same for a *decorator* of threads. The body of a generator would run when the lock was given back.
+    Do the same for a *decorator* of threads. The body of a generator would run when the lock was released.
 
     Raises:
         ConfigurationError: it is no plain function, or as `NameTemplate`.

@@ -120,7 +120,7 @@ class NotAcquiredReason(StrEnum):
     """A guard that raises its fence with the grant has seen a later token."""
 
     TOO_LATE = "too_late"
-    """The grant came after its own deadline and was given back. The caller goes on in another acquisition."""
+    """The grant came after its own deadline and was released. The caller goes on in another acquisition."""
 
     DRAINING = "draining"
     """The client began to drain meanwhile."""

@@ -4,7 +4,7 @@ The last stretch of a client before it is closed: what runs may end, and nothing
     begin        acquisitions that wait are interrupted and leave the line; new ones are refused
     until then   bodies go on, and the heartbeat renews their leases
     the bound    the leases that are still held are lost, so that their bodies are cancelled
-    always       a lock is given back by the block that holds it, after its body has ended
+    always       a lock is released by the block that holds it, after its body has ended
 
 What a body acquires is a part of what runs: until the bound it is neither interrupted nor refused. The error of a
 refusal ends a worker, and its task group then cancels the other workers, whose bodies may run. So no task gets it while
@@ -129,7 +129,7 @@ class Draining:
 
     async def wait(self) -> bool:
         """
-        Wait until every lock was given back; return whether every body ended by itself.
+        Wait until every lock was released; return whether every body ended by itself.
 
         The caller's own locks are not waited for. Bodies that go on although they were cancelled are left alone
         after a while.
@@ -145,7 +145,7 @@ class Draining:
         return not self._cut_short
 
     async def wait_together(self) -> None:
-        """Wait until every lock was given back, also by the clients that have joined this one."""
+        """Wait until every lock was released, also by the clients that have joined this one."""
         while going_on := [one for one in self._draining_ones() if not one.over]:
             await going_on[0].wait()
 
@@ -179,7 +179,7 @@ class Draining:
 
     @property
     def over(self) -> bool:
-        """Whether every lock was given back, or the rest is not waited for."""
+        """Whether every lock was released, or the rest is not waited for."""
         return self.given_up or not self._goes_on()
 
     def _goes_on(self) -> bool:

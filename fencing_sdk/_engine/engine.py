@@ -233,7 +233,7 @@ class Engine:
         return lease
 
     async def drain(self, within: float) -> bool:
-        """Begin nothing new, and wait until every lock was given back; return whether every body ended by itself."""
+        """Begin nothing new, and wait until every lock was released; return whether every body ended by itself."""
         self.draining.begin(within)
         return await self.draining.wait()
 
@@ -373,7 +373,7 @@ class Engine:
 
     async def aclose(self, *, drain: float | None = None) -> None:
         """
-        End every lease, give back what can be given back, and close the backend. Bounded.
+        End every lease, give back what can be released, and close the backend. Bounded.
 
         Before that, *drain* lets bodies go on for at most so many seconds. A caller that is cancelled meanwhile
         begins to close at once.

@@ -13,7 +13,7 @@ The scope lives in the task that entered. Three cases of leaving it:
 2. The task is still inside other locks that it entered later (two exit stacks, left first in, first out): it
    stays open, no longer cancels, and is closed after them.
 3. A scope of another library lies inside it, or another task leaves (a fixture, a generator closed by the garbage
-   collector): it can never be closed. The lock is given back, and a `UsageError` says so with the body's error
+   collector): it can never be closed. The lock is released, and a `UsageError` says so with the body's error
    as its cause.
 
 The cancel scope cancels the body at once, and again only after growing pauses. A plain anyio scope that is cancelled
@@ -49,7 +49,7 @@ _left_open: WeakKeyDictionary[asyncio.Task[object], list[PlainScope]] = WeakKeyD
 
 
 class ScopeExit(NamedTuple):
-    """How a body ended, judged before the lock is given back."""
+    """How a body ended, judged before the lock is released."""
 
     raised: BaseException | None
     """What is still on its way out, after the scope took its own cancellation back."""
@@ -108,7 +108,7 @@ class LeaseScope:
         """
         Raise what has to leave the ``async with`` instead of *original*; return to let *original* leave.
 
-        The lock was given back: *end* is how the body ended, and a loss may have been found since.
+        The lock was released: *end* is how the body ended, and a loss may have been found since.
 
         Raises:
             LeaseLostError: the lease is over and the body raised nothing of its own.

@@ -95,7 +95,7 @@ class BackendOpening:
 
 
 Unreleased = Mapping[str, LeaseState]
-"""By owner: the leases that were not given back."""
+"""By owner: the leases that were not released."""
 
 
 class Closing:

@@ -5,12 +5,12 @@ A release is posted where the backend supports it (`Posts`). What follows when t
 holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
 owner's" has found a loss (see `Returned`): the lease is lost, and the end of its block raises.
 
-A parked lock is not given back: it stays taken after its lease has ended, for a bounded time and without a heartbeat.
+A parked lock is not released: it stays taken after its lease has ended, for a bounded time and without a heartbeat.
 Its ttl in the store keeps it, so it outlives the client and the process. A `SupportsTransfer` passes the grant to an
 owner that no process has, for the time left; any other store renews the same claim with that ttl. Four outcomes:
 
 1. The store confirms: the lock is parked.
-2. The time left is over before that: there is nothing to keep, and the lock is given back.
+2. The time left is over before that: there is nothing to keep, and the lock is released.
 3. The store refuses: the lock was lost, perhaps while the work still ran.
 4. No answer until the deadline that the lease had: it is not known how long the store keeps the lock.
 
@@ -43,13 +43,13 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError
 
 
 class Releases:
-    """The leases of one client that were not given back."""
+    """The leases of one client that were not released."""
 
     def __init__(self, heartbeat: Heartbeat, store_calls: StoreCalls, clock: Clock, report: LeaseReport) -> None:
         self.store_calls = store_calls
         self._heartbeat = heartbeat
         self.unreleased = heartbeat.leases
-        """By owner: those that were not given back."""
+        """By owner: those that were not released."""
         self.returning: dict[str, LeaseState] = {}
         """By owner: those that were, and whose end is not told yet."""
         self._behind: dict[str, asyncio.Task[Returned]] = {}
@@ -242,7 +242,7 @@ class Parking:
 
     async def run(self) -> bool:
         """
-        Park the lock. Return False if it has to be given back instead.
+        Park the lock. Return False if it has to be released instead.
 
         If the lock was lost, `loss` says why.
         """

@@ -2,7 +2,7 @@
 What travels between the engine and a store: names, claims, grants and refusals.
 
 Values only: no clock, no task, no store is known here. A `Claim` exists before anything is sent,
-so that an acquisition whose answer never came can still be given back.
+so that an acquisition whose answer never came can still be released.
 """
 
 from __future__ import annotations

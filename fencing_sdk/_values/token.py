@@ -8,9 +8,9 @@ Three forms share one grammar of number and holder: what we write, the same item
 (`parse_token`), and the parts that a guard has stored (`token_of_parts`).
 
 A lease remembers the transactions that its token has gone into, while they are open: a write under a lock has to be
-committed before the lock is given back. The next holder reads right afterwards, and a commit that comes later leaves
+committed before the lock is released. The next holder reads right afterwards, and a commit that comes later leaves
 it with the old row. A transaction does not show when it will be committed, so the lease looks for open ones when it is
-given back, and refuses those that were open at its grant where these can be seen. A transaction that has admitted the
+released, and refuses those that were open at its grant where these can be seen. A transaction that has admitted the
 token before it wrote may end later. Its fence stays locked until the commit, so the `admit` of the next holder waits
 for it.
 """
@@ -102,8 +102,8 @@ class OpenWrites:
 def late_commit(name: str, token: int) -> UsageError:
     """Return the error that refuses a write: of a row, or under a lock of this *name*."""
     return UsageError(
-        f"a transaction that writes {shown(name)} with token {token:d} would be committed after the lock is given "
-        "back, when the next holder has read the old row; take the lock outside and begin the transaction inside of it "
+        f"a transaction that writes {shown(name)} with token {token:d} would be committed after the lock is "
+        "released, when the next holder has read the old row; take the lock outside and begin the transaction inside it "
         "(Django: with locks.lock(...), transaction.atomic(durable=True)), or admit the token by SqlGuard in the "
         "transaction before it reads"
     )

@@ -139,7 +139,7 @@ class _EventPrinter:
         if line["kind"] == "lost":
             self._losers.add(actor)
         if sentence is None or (line["kind"] == "released" and actor in self._losers):
-            return  # a lease that was lost is given back too, which changes nothing
+            return  # a lease that was lost is released too, which changes nothing
         self._start = line["t"] if self._start is None else self._start
         told = Text(f"{line['t'] - self._start:6.2f} s  ")
         told.append(f"{actor:<10}", style=_COLOURS.get(actor, "yellow"))
@@ -161,7 +161,7 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "write_refused": lambda line: (
         f"writes with token {line['token']}: {line['text']}. REFUSED, the guard has seen {line['fence']}"
     ),
-    "released": lambda _: "gives the lock back",
+    "released": lambda _: "releases the lock",
     "outcome": lambda line: f"{line['text']}.",
 }
 

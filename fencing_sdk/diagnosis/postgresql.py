@@ -123,7 +123,7 @@ CHECKS: tuple[Check[PostgresqlFacts], ...] = (
         f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'{_RELOAD}; "
         "every commit of this server then waits for {it.waits_for}"),
     Check("postgresql.rights", ERROR, lambda it: it.lacking,
-        "role {it.user} lacks rights on {it.lacking}", "locks cannot be taken, or not be given back",
+        "role {it.user} lacks rights on {it.lacking}", "locks cannot be taken, or not be released",
         "GRANT USAGE ON SCHEMA {it.place} TO {it.role}; "
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {it.place} TO {it.role}"),
     Check("postgresql.schema", ERROR, lambda it: it.incomplete,

@@ -52,7 +52,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 HELP = {
     "wait": "Seconds from the begin of an acquisition to its lease. Its count is the number of leases.",
-    "hold": "Seconds from the grant until the lease was given back.",
+    "hold": "Seconds from the grant until the lease was released.",
     "spare": "Seconds that were left of the deadline when a renewal was confirmed.",
     "not_acquired": "Acquisitions that ended without a lease, by reason.",
     "lost": "Leases that ended before their holder released them, by reason.",

@@ -127,7 +127,7 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
     """
     Set *values* of one row, unless a later token has written it. The statement that writes checks the token.
 
-    Commit before the lock is given back: the next holder reads right afterwards, and a later commit leaves it with the
+    Commit before the lock is released: the next holder reads right afterwards, and a later commit leaves it with the
     old row. So a transaction that is older than the lease is refused, such as that of ``ATOMIC_REQUESTS`` where the
     view takes the lock. The order that works is the lock outside and ``transaction.atomic(durable=True)`` inside. A
     transaction in which a `SqlGuard` has admitted the token may be older. Let it do so before you read the row.
@@ -147,7 +147,7 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
 
     Raises:
         StaleTokenError: a later token has written the row. Nothing was changed.
-        UsageError: there are several such rows, or the commit would come after the lock is given back. Nothing was
+        UsageError: there are several such rows, or the commit would come after the lock is released. Nothing was
             changed.
         ConfigurationError: *token* is none, or the model has no `FenceField`.
         BackendRefusedError: the installed Django does not keep its transactions where they are looked for.

@@ -122,7 +122,7 @@ def Leased(locks: LockClient, name: Naming, **options: Unpack[LockOptions]) -> D
 
         lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]
 
-    It is given back before the answer is sent, so a lease that was lost answers 503 even when the
+    It is released before the answer is sent, so a lease that was lost answers 503 even when the
     handler did not notice; what a streaming response sends later is sent without the lock. An
     ``async def`` handler is cancelled when the lease is lost. A plain ``def`` handler runs in a
     thread, which cannot be cancelled: let it call ``lease.check()``, and send the token.

@@ -4,7 +4,7 @@ A drain that a signal begins.
     async with locks, locks.draining_on(SIGTERM, SIGINT, within=25):
         await work()
 
-    first signal     the client drains; a block that goes on although all is given back is cancelled a second later
+    first signal     the client drains; a block that goes on although all is released is cancelled a second later
     second signal    the bound is now: bodies are cancelled
     third signal     does what it did before the block, which ends most processes
 
@@ -37,7 +37,7 @@ from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import ConfigurationError, DrainingError, UsageError, shown
 
 _LAST_STEPS = 1.0
-"""Seconds for which the block may go on when every lock was given back."""
+"""Seconds for which the block may go on when every lock was released."""
 _PACE = 0.5
 """Seconds after which a block that goes on is cancelled again."""
 

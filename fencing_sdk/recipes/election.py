@@ -10,7 +10,7 @@ A term is a lease of the lock *name*; the loop is what stands for it, term after
     stand      wait in line for the lock; an outage of the store is ridden out, a refusal leaves the loop
     lead       the body runs under the lease, like any block under a lock
     end        the lease was lost: the term swallows this one error, and the loop stands again
-               the body returned: the lock is given back, and the loop stands again, behind those who wait
+               the body returned: the lock is released, and the loop stands again, behind those who wait
                resigned, or the client drains: the body is cancelled, and the lock given back when it has ended
 
 Two lines are needed. An iterator that owned the cancel scope could not work: the loss would leave the ``for`` as a

@@ -3,7 +3,7 @@ One term of an election: a lease that the loop has got, and the block that works
 
 The block is that of a lock, with a scope of its own inside. The lock's scope cancels the body when the lease is lost.
 The inner one cancels it when the term is to end although the lease is held, so that the body cleans up under a lease
-that is still renewed, and the lock is given back after that.
+that is still renewed, and the lock is released after that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ElectionRoles:
     """What one process does in an election."""
 
     terms: dict[TermLife[Any], None] = field(default_factory=dict)
-    """The blocks whose lock was not given back."""
+    """The blocks whose lock was not released."""
     candidacies: set[object] = field(default_factory=set)
     """Loops that wait for the lead."""
     silent: bool = False
@@ -90,7 +90,7 @@ class TermLife(Generic[L]):
         self.stopped = False
         """Whether the body was asked to end although the lease is held."""
         self.forfeited: str | None = None
-        """When it should have been entered, once its lock is given back."""
+        """When it should have been entered, once its lock is released."""
 
     @property
     def over(self) -> bool:
@@ -114,7 +114,7 @@ class TermLife(Generic[L]):
         Do nothing if the block may begin now.
 
         Raises:
-            UsageError: it has begun before, its lease was given back, or it is the term of a parent process.
+            UsageError: it has begun before, its lease was released, or it is the term of a parent process.
         """
         name = shown(self.election.name)
         if self._inherited:
@@ -136,14 +136,14 @@ class TermLife(Generic[L]):
         self.end()
         self.forfeited = when
         name = shown(self.election.name)
-        logger.warning("a term of election %s was not entered %s; its lock is given back", name, when)
+        logger.warning("a term of election %s was not entered %s; its lock is released", name, when)
         return True
 
     def pass_over(self) -> UsageError | None:
         """
         End a term that was not entered when its loop goes on; return the error, as its body would run without the lead.
 
-        None if it was entered. Else the caller gives the lock back.
+        None if it was entered. Else the caller releases the lock.
         """
         if self.entered or self._inherited:
             return None
@@ -155,7 +155,7 @@ class TermLife(Generic[L]):
         """
         Return whether the block keeps what its body *raised*: nothing but the end of this term.
 
-        *end* is what is on its way out when the lock was given back.
+        *end* is what is on its way out when the lock was released.
 
         Raises:
             BaseException: *end*, if it is neither that nor what the body raised.
@@ -172,7 +172,7 @@ class TermLife(Generic[L]):
 
     def _not_entered(self, when: str) -> UsageError:
         return UsageError(
-            f"a term of election {shown(self.election.name)} was not entered {when}, so its lock was given back; "
+            f"a term of election {shown(self.election.name)} was not entered {when}, so its lock was released; "
             f"write '{self.block} term as lease:' as the first line of the loop"
         )
 
@@ -251,7 +251,7 @@ class TermBlock(TermLife[Lease]):
             self._scope.cancel()
 
     async def leave(self, raised: BaseException | None, traceback: TracebackType | None) -> bool:
-        """End the block and give the lock back; return whether *raised* was nothing but the end of the term."""
+        """End the block and release the lock; return whether *raised* was nothing but the end of the term."""
         self._forget()
         self._timer.cancel()
         end = self._close_scope(raised)

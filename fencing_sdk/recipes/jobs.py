@@ -171,7 +171,7 @@ class _JobCall:
             try:
                 value = await function()
             except BaseException as error:
-                if not self._kept_if_failed:  # the end of the block gives the lock back
+                if not self._kept_if_failed:  # the end of the block releases the lock
                     self._held_for, state.keep_for = state.held_for, 0.0
                     raise
                 if isinstance(error, GeneratorExit):  # nothing can be awaited, and its loop may be gone

@@ -95,7 +95,7 @@ class MultiLock(Uncopied):
     """
     Several locks, described. Nothing is sent until ``async with`` enters it. Made by `LockClient.multilock`.
 
-    The body is cancelled when one of the locks is lost, and `LeaseLostError` names that one. The others are given back.
+    The body is cancelled when one of the locks is lost, and `LeaseLostError` names that one. The others are released.
     """
 
     __slots__ = ("_clock", "_locks", "_wait")

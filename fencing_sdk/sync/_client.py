@@ -36,7 +36,7 @@ class SyncLockClient(Uncopied):
 
     Make one for a process, at import if you like, and use it from all threads. The first call that needs the store
     starts the thread and opens the connection. `close` ends both, and so does the end of the interpreter: what is
-    held then is given back at once. ``with client`` opens it and closes it.
+    held then is released at once. ``with client`` opens it and closes it.
 
     A forked child may use it too: its first call starts a thread and a connection of its own. The leases of its parent
     are over in the child, and go on in the parent.
@@ -276,7 +276,7 @@ class SyncLockClient(Uncopied):
         Let what runs end, and begin nothing new: the last call before `close`. See `LockClient.drain`.
 
         A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped. Return
-        whether every lock was given back in time.
+        whether every lock was released in time.
         """
         return self._bridge().call(functools.partial(self._client.drain, within=within))
 
@@ -286,7 +286,7 @@ class SyncLockClient(Uncopied):
 
         Threads that wait for a lock get a `DrainingError` at once, and bodies go on. A second signal ends the leases
         now, a third does what it did before. No thread is stopped: a block that waits for no lock asks `draining`.
-        The end of the block waits until every lock was given back. A `DrainingError` that leaves it is its end in
+        The end of the block waits until every lock was released. A `DrainingError` that leaves it is its end in
         order. A handler that a program has set before, such as gunicorn's, is called too.
 
         Arguments are those of `LockClient.draining_on`.

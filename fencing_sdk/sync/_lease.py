@@ -2,9 +2,9 @@
 A lease in the hands of a thread: what `Lease` says, calls that wait, and the ``with`` that gives it back.
 
 The handler of a signal may raise between any two steps of Python: also on the first step into the end of a block,
-before anything was given back. So a block belongs to an object that the ``with`` statement alone refers to: the
+before anything was released. So a block belongs to an object that the ``with`` statement alone refers to: the
 ``__exit__`` that it looks up, which is another one for each statement. When the statement lets go of it, for whatever
-reason, what was not given back by then is given back in the background.
+reason, what was not released by then is released in the background.
 
 An `ExitStack` looks ``__exit__`` up at the class. A block of it has no owner, and is found by its thread.
 """
@@ -50,7 +50,7 @@ class Enterable(Protocol):
 
 
 class Block:
-    """One ``with``: what it holds, and how that is given back."""
+    """One ``with``: what it holds, and how that is released."""
 
     __slots__ = ("_among", "_owner", "begun", "current", "ending", "held", "thread")
 
@@ -189,7 +189,7 @@ def _left(entered: Enterable, block: Block | None) -> Block:
     Return the *block* that is left: where it is not known, the last one that this thread has begun.
 
     Raises:
-        UsageError: another thread has begun it. It is given back, also if it is the only one that can be meant.
+        UsageError: another thread has begun it. It is released, also if it is the only one that can be meant.
     """
     thread, begun = this_thread(), [block for block in entered._blocks if block.begun]  # noqa: SLF001
     mine = [block for block in begun if block.thread is thread]
@@ -295,7 +295,7 @@ class SyncLease(AnyLease):
             self._bridge.call(partial(end_block, self._handle, raised), only=self._state.loop)
 
     def _let_go(self) -> None:
-        """Have the loop give the lock back, unless that was done. Nothing waits for it."""
+        """Have the loop release the lock, unless that was done. Nothing waits for it."""
         state = self._state
         if not state.released and state.generation == forks.here():
             with contextlib.suppress(RuntimeError):  # the loop is closed, which gave it back

@@ -8,7 +8,7 @@ In an election, the loop that stands is that of the client, and the body runs in
             while not term.over:            # lost, resigned, or the client drains
                 plan(lease.token)
 
-A thread cannot be cancelled. So a term that is over goes on until its body ends, and its lock is given back after that.
+A thread cannot be cancelled. So a term that is over goes on until its body ends, and its lock is released after that.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SyncLock(Uncopied):
 
     def try_acquire(self) -> SyncLease | None:
         """
-        Take the lock if it is free now, and return a plain handle, or None. One that is dropped gives the lock back.
+        Take the lock if it is free now, and return a plain handle, or None. One that is dropped releases the lock.
 
         Raises:
             FencingError: as `Lock.try_acquire`.
@@ -279,7 +279,7 @@ class SyncElectionTerm(Uncopied):
 
 
 class SyncTermBlock(TermLife[SyncLease]):
-    """The block of a thread, which nothing stops: what it holds is given back when it has ended."""
+    """The block of a thread, which nothing stops: what it holds is released when it has ended."""
 
     __slots__ = ()
 
@@ -299,7 +299,7 @@ class SyncTermBlock(TermLife[SyncLease]):
         self.entered = True
 
     def leave(self, block: Block, raised: BaseException | None) -> bool:
-        """End the block and give the lock back; return whether *raised* was nothing but the end of the term."""
+        """End the block and release the lock; return whether *raised* was nothing but the end of the term."""
         end = raised
         try:
             block.leave(raised)
@@ -349,7 +349,7 @@ class SyncElection(Uncopied):
         """
         End the term of this process, if it leads: `SyncElectionTerm.over` is true from now on.
 
-        The lock is given back when the body has ended, and the loop stands again, behind those who wait. To leave the
+        The lock is released when the body has ended, and the loop stands again, behind those who wait. To leave the
         election, ``break`` out of the loop.
 
         Raises:

@@ -2,7 +2,7 @@
 The bridge from threads to the client: one daemon thread, whose event loop runs the client as it is.
 
     thread      asks the loop to run a coroutine, and sleeps on a lock until it has ended
-    a signal    interrupts the sleep: the coroutine is cancelled, what it has got is given back, and the error goes on
+    a signal    interrupts the sleep: the coroutine is cancelled, what it has got is released, and the error goes on
     a fork      the child's first call finds that the thread belongs to its parent, and starts one of its own
     the exit    of the interpreter closes every client that is open, which gives back what it holds
 
@@ -79,7 +79,7 @@ class Opening:
 T = TypeVar("T")
 
 _EXIT_LIMIT = 5.0
-"""Seconds that the end of the interpreter waits until the locks are given back."""
+"""Seconds that the end of the interpreter waits until the locks are released."""
 
 _running: set[LoopThread] = set()
 """The bridges of this process and its parents whose thread runs."""
@@ -280,7 +280,7 @@ class LoopThread:
 
     def _check_open(self, only: asyncio.AbstractEventLoop | None) -> None:
         if only is not None and self._loop is not only:
-            msg = "this client was closed, and what it held was given back"
+            msg = "this client was closed, and what it held was released"
             raise ClosedMeanwhileError(msg)
         if only is None and self._loop is None and (job := _job_in(self._ending)) is not None:
             msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it behind the job"

@@ -6,7 +6,7 @@ raises `LeaseLostError` wherever the main thread is. The signal is SIGURG, which
 handler, so that one which comes late does no harm. Each loss breaks its block once:
 
 * of several blocks that are lost, the outermost is broken, and the others with it;
-* the end of a block is not broken, because it gives the lock back and decides what leaves. So a signal that comes
+* the end of a block is not broken, because it releases the lock and decides what leaves. So a signal that comes
   meanwhile, which may be for a block around that one, is sent again.
 
 A drain by signals is that of tasks, but nothing is cancelled:
@@ -207,7 +207,7 @@ class SyncDrainOnSignals(DrainBlock):
     ) -> bool:
         try:
             if self._received:
-                with contextlib.suppress(ClosedMeanwhileError):  # all was given back
+                with contextlib.suppress(ClosedMeanwhileError):  # all was released
                     self._bridge().call(partial(self._drain, self._within), only=self._loop)
         finally:
             self._handlers.restore()

@@ -74,7 +74,7 @@ class InThread(Protocol):
 
 
 class ClosedMeanwhileError(UsageError):
-    """The client was closed before the call was answered; what it held was given back."""
+    """The client was closed before the call was answered; what it held was released."""
 
 
 class CarriedError(Exception):

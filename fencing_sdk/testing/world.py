@@ -236,7 +236,7 @@ class WorldClient:
             UsageError: as `run`.
         """
         lease = self.run(self.locks.lock(name, **options).acquire)
-        self._process.keep(lease)  # a handle that is dropped warns, and is given back
+        self._process.keep(lease)  # a handle that is dropped warns, and is released
         return lease
 
     def release(self, lease: Lease) -> None:

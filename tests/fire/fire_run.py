@@ -44,7 +44,7 @@ KINDS = 6
 CALM = 1.0
 """Seconds for which everybody goes on when faults have ended and what dead clients held is free again."""
 RELEASED = 5.0
-"""Seconds after which what was given back is seen to be free; by itself it would take ten times the usual ttl."""
+"""Seconds after which what was released is seen to be free; by itself it would take ten times the usual ttl."""
 TICK = 0.02
 NOT_OURS = "unexpected connection_lost() call"
 """What asyncpg leaves in a future that nobody asks, when it is cancelled while it connects."""

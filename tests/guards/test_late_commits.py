@@ -29,7 +29,7 @@ from fencing_sdk.guards.sql import FenceColumn, SqlGuard
 pytest_plugins = ["guard_database", "postgresql_fixtures"]
 
 
-# A transaction that commits after the lock was given back: refused with a column, and waited for by a guard.
+# A transaction that commits after the lock was released: refused with a column, and waited for by a guard.
 
 
 TABLE = "CREATE TABLE seats (seat bigint PRIMARY KEY, who text, fence bigint NOT NULL DEFAULT 0)"
@@ -159,7 +159,7 @@ async def test_a_handle_that_is_given_back_before_the_commit_is_refused(way, loc
 
 
 async def test_a_connection_of_psycopgs_pool_is_not_judged(locks, server):
-    """Somebody else may use it when the lock is given back."""
+    """Somebody else may use it when the lock is released."""
     await server.execute(f"{TABLE}; {ROW}")
     async with opened("psycopg", server.url) as way, way.begin() as connection:
         connection._pool = object()  # as psycopg_pool marks what it has handed out

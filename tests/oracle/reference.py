@@ -270,7 +270,7 @@ class Reference:
             if outcome is not None or claim.owner in self.of(claim.name).granted:
                 self._refused(claim, outcome)
         else:
-            require(outcome is None, f"a living grant was not given back: {outcome}")
+            require(outcome is None, f"a living grant was not released: {outcome}")
         self.of(claim.name).holds.pop(claim.owner, None)
 
     def transferred(self, of: Claim, to: Claim, answer: Grant | Renewal | Revoked) -> None:

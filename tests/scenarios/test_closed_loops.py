@@ -1,5 +1,5 @@
 """
-An event loop that was closed while a client was open in it: what it held is given back from the next loop.
+An event loop that was closed while a client was open in it: what it held is released from the next loop.
 
 `asyncio.run` ends every task before it closes its loop. Other runners do not, and some test tools.
 """

@@ -491,7 +491,7 @@ async def test_mode_14_a_suspended_machine_wakes_up_without_its_lease():
 
 
 async def test_mode_14_a_grant_that_slept_on_its_way_is_not_used():
-    """14: the machine was suspended between request and answer; the grant is given back and asked for again."""
+    """14: the machine was suspended between request and answer; the grant is released and asked for again."""
     clock = SuspendedClock()
 
     class Asleep(LedgerBackend):

@@ -216,7 +216,7 @@ async def test_mode_07_a_renewal_under_way_at_the_release_changes_nothing(applie
 
 
 async def test_mode_07_a_renewal_that_fails_after_the_release_is_not_told():
-    """7: "renewal failed" about a lock that was given back in time would be a false alarm."""
+    """7: "renewal failed" about a lock that was released in time would be a false alarm."""
     store = SlowRenewals()
     store.failure = ConnectionResetError()
     log = Log()
@@ -251,7 +251,7 @@ async def test_mode_07_a_renewal_that_straggles_past_the_release_revives_nothing
 
 
 async def test_mode_07_nothing_is_renewed_after_the_release():
-    """7: a lease that is given back between two beats, and one that is dropped, are forgotten by the heartbeat."""
+    """7: a lease that is released between two beats, and one that is dropped, are forgotten by the heartbeat."""
     quick = {"ttl": 4.0, "heartbeat_interval": 0.05}
     store = LedgerBackend()
     log = Log()

@@ -170,7 +170,7 @@ async def test_mode_11_the_old_holder_is_refused_before_the_new_one_has_written(
 
 
 async def test_mode_11_a_holder_that_the_resource_refuses_does_not_hold():
-    """11: a store that lost its counter grants a token below the fence; no work begins, and the lock is given back."""
+    """11: a store that lost its counter grants a token below the fence; no work begins, and the lock is released."""
 
     class Restarted(LedgerBackend):
         async def acquire(self, claim):

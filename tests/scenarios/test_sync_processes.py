@@ -313,7 +313,7 @@ assert lease.held
 
 
 def test_a_script_whose_client_drains_frees_what_it_holds_when_it_ends(tmp_path, url):
-    """Nothing of the script is left that could give the lock back, so there is nothing to drain."""
+    """Nothing of the script is left that could release the lock, so there is nothing to drain."""
     run(
         tmp_path,
         f"""

@@ -143,7 +143,7 @@ def _never_released() -> Iterable[Change]:
 
 
 def _late_grant_dropped() -> Iterable[Change]:
-    """The caller of a post is cancelled, and what the store grants afterwards is not given back."""
+    """The caller of a post is cancelled, and what the store grants afterwards is not released."""
 
     def abandon(self, error):
         self._report.failed(error, self._undone, closing=self._store_calls.closing)

@@ -56,7 +56,7 @@ def _mixed_writes(script: Script) -> Script:
 
 
 def _late_renewals(script: Script) -> Script:
-    """Renewals that arrive when their lease has been given back."""
+    """Renewals that arrive when their lease has been released."""
     slow = tuple(Fault(0.0, "late", who, 0.15 * script.ttl, "renew", "request") for who in range(script.clients))
     visits = tuple(replace(visit, body="sleep", lasts=0.25 * script.ttl) for visit in script.visits)
     return replace(script, visits=visits, faults=slow)

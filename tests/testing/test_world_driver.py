@@ -355,7 +355,7 @@ def test_the_end_closes_clients_and_finishes_work():
         assert ended == []
         told = world.history
     assert ended == ["work", "generator"]
-    assert world.holder("seats/42") is None, "it was given back"
+    assert world.holder("seats/42") is None, "it was released"
     assert world.history == told, "the end is no part of the story"
     world.close()
     with pytest.raises(UsageError, match="this world has ended"):

@@ -1,4 +1,4 @@
-"""A client that drains: nothing begins, waiters leave, bodies go on, and each lock is given back after its body."""
+"""A client that drains: nothing begins, waiters leave, bodies go on, and each lock is released after its body."""
 
 import asyncio
 import contextlib

@@ -316,7 +316,7 @@ async def test_a_term_is_entered_right_after_its_loop_or_not_at_all():
         async for term in two.election():  # noqa: B007  (used below)
             break
         await asyncio.sleep(0.1)
-        with pytest.raises(UsageError, match="not entered before its loop was left, so its lock was given back"):
+        with pytest.raises(UsageError, match="not entered before its loop was left, so its lock was released"):
             await term.__aenter__()
 
 
@@ -327,7 +327,7 @@ async def test_a_term_whose_loop_is_kept_is_given_back_after_a_ttl(caplog):
         term = await anext(loop)
         assert await asyncio.create_task(two.next_leader()) == pytest.approx(TTL)
         assert "not entered within one ttl" in caplog.text
-        with pytest.raises(UsageError, match="not entered within one ttl, so its lock was given back"):
+        with pytest.raises(UsageError, match="not entered within one ttl, so its lock was released"):
             await term.__aenter__()
         with pytest.raises(UsageError, match="not entered within one ttl"):
             await anext(loop)
@@ -372,7 +372,7 @@ async def test_a_leader_that_resigns_cleans_up_under_its_lease_and_stands_again_
         waiting = asyncio.create_task(two.next_leader())
         await asyncio.sleep(1)
         election.resign()
-        assert election.leading, "the lock is not given back yet"
+        assert election.leading, "the lock is not released yet"
         assert election.standing is ElectionStanding.ENDING
         assert await waiting == 22
         assert held == [True]

@@ -327,7 +327,7 @@ async def test_a_fence_refused_with_the_grant_leaves_nothing_and_is_told():
             await h.hold(fences=[(guard, None)])
         assert await h.free()
         assert [(event.name, event.fence) for event in h.of(StaleRejected)] == [("a", 2)]
-        assert h.store.count("release") == 0  # nothing was granted, so nothing is given back
+        assert h.store.count("release") == 0  # nothing was granted, so nothing is released
         (ended,) = h.of(NotAcquired)
         assert (ended.reason, ended.unanswered) == (NotAcquiredReason.STALE, 0)
         assert h.kinds() == ["acquiring", "stale_rejected", "not_acquired"]
@@ -501,7 +501,7 @@ async def test_trouble_that_passes_is_told_once_and_leaves_no_trace(caplog):
 
 @in_virtual_time
 async def test_an_attempt_that_straggles_past_the_release_is_released_as_well():
-    """Two attempts, the second one granted; the first one reaches the store after the lease was given back."""
+    """Two attempts, the second one granted; the first one reaches the store after the lease was released."""
     async with house() as h:
         h.store.straggle("acquire", 5.0, times=1)
         lease = await h.hold(backoff=tenacity.wait_fixed(0.1))

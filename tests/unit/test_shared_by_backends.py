@@ -563,7 +563,7 @@ async def test_while_a_grant_of_this_client_lasts_the_head_asks_for_nothing_and_
     assert stage.line.refusal(place.claim) == 9.0
     assert place.nap(5.0) == 5.0
     stage.line.ended(Claim("a", 10.0))
-    assert not stage.woken, "another claim was given back"
+    assert not stage.woken, "another claim was released"
     stage.line.ended(holder)
     assert stage.woken == ["1"]
     assert not stage.refused("1")

@@ -334,7 +334,7 @@ def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeyp
 
 @pytest.mark.parametrize("use", ["leave a block", "ask", "close", "open"])
 def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each_other(locks, monkeypatch, use):
-    """The body learns of its loss, and ends. The lock of the job is given back then, and not left to its ttl."""
+    """The body learns of its loss, and ends. The lock of the job is released then, and not left to its ttl."""
     monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 2 * PATIENCE)
     began = threading.Event()
 

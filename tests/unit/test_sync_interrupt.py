@@ -206,7 +206,7 @@ def test_without_a_loss_nothing_happens_and_the_programs_own_handler_is_called(l
 
 
 def test_the_end_of_a_block_is_not_broken_itself(locks, store, monkeypatch):
-    """The signal may come when the block is being left: the lease is given back all the same."""
+    """The signal may come when the block is being left: the lease is released all the same."""
     end = Interrupt.end
 
     def late(interrupt: Interrupt) -> None:

@@ -645,7 +645,7 @@ async def test_a_leader_that_resigns_is_followed_by_another(locks):
                     await comes(lambda: locks.waiters("a"))
                     assert lease.held
                     election.resign()
-                    assert election.leading, "the lock is given back when the body has ended"
+                    assert election.leading, "the lock is released when the body has ended"
                     assert election.standing is ElectionStanding.ENDING
             return
 
@@ -701,7 +701,7 @@ async def test_a_term_is_entered_at_once_and_once(locks):
     async for term in locks.election("a"):  # noqa: B007  (used below)
         break
     await comes(free(locks))
-    with pytest.raises(UsageError, match="not entered before its loop was left, so its lock was given back"):
+    with pytest.raises(UsageError, match="not entered before its loop was left, so its lock was released"):
         await term.__aenter__()
 
 

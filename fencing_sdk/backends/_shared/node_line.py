@@ -59,7 +59,7 @@ class Permits(Enum):
 
 
 PERMITS = Permits.ALL
-"""What the first waiter for a permit waits for: that any of the permits is given back."""
+"""What the first waiter for a permit waits for: that any of the permits is released."""
 
 
 def rival_of(mode: Mode, ahead: Sequence[N]) -> N | Permits | None:

@@ -74,7 +74,7 @@ class PlaceToPoll(PlaceInLine):
         """Whether the waiter was woken. Then it asks for the lock without looking at it first."""
 
     def wake(self) -> None:
-        """Let it try: it is the head, or the lock was given back."""
+        """Let it try: it is the head, or the lock was released."""
         self.woken = True
         self.tell()
 
@@ -94,7 +94,7 @@ class _Name:
     pace: Pace = field(default_factory=Pace)
     waiting: deque[PlaceToPoll] = field(default_factory=deque)
     holding: Claim | None = None
-    """The grant of this client, until it is given back."""
+    """The grant of this client, until it is released."""
 
 
 class PollingLine:
@@ -184,7 +184,7 @@ class PollingLine:
         name.holding = claim
 
     def ended(self, claim: Claim) -> None:
-        """*claim* was given back or lost: its lock may be free."""
+        """*claim* was released or lost: its lock may be free."""
         self._forget_former_loop()
         name = self._names.get(claim.name)
         if name is None or (name.holding is not None and name.holding.owner != claim.owner):

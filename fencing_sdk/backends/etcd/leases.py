@@ -62,7 +62,7 @@ class _PendingDelete:
     due: float
     pause: float = _FIRST_PAUSE
     held: bool = False
-    """Whether it is that of a lock that was given back."""
+    """Whether it is that of a lock that was released."""
     deleted: bool = False
     """A deletion was confirmed, and only a request that puts the key again may still arrive."""
     sent: int = 0
@@ -93,7 +93,7 @@ class PendingDeletes:
         """
         Delete *key*. With *may_return*, a request that puts the key may still arrive, for `LATE_ARRIVAL`.
 
-        With *sending*, the caller sends the first deletion at once. *held* is for the key of a lock that is given back.
+        With *sending*, the caller sends the first deletion at once. *held* is for the key of a lock that is released.
         """
         due = now + _FIRST_PAUSE if sending else now
         until = now + LATE_ARRIVAL if may_return else now
@@ -103,7 +103,7 @@ class PendingDeletes:
             self._pending.popitem(last=False)
 
     def was_held(self, key: bytes) -> bool:
-        """Whether *key*, which is pending, is that of a lock that was given back."""
+        """Whether *key*, which is pending, is that of a lock that was released."""
         return key in self._pending and self._pending[key].held
 
     def due(self, now: float) -> dict[bytes, int | None]:
@@ -202,7 +202,7 @@ class SharedLeases:
         self._deleting = BackgroundTask()
         self._fork = ForkDetector()
         self.on_deleted: Callable[[bytes, bool], object] = lambda *_: None
-        """Called with each key whose deletion is confirmed, and whether it was that of a lock that was given back."""
+        """Called with each key whose deletion is confirmed, and whether it was that of a lock that was released."""
 
     def now(self) -> float:
         """

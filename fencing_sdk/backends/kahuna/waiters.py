@@ -81,7 +81,7 @@ class KahunaWaiters:
         self._line.granted(claim, grant.token)
 
     def ended(self, claim: Claim) -> None:
-        """*claim* was given back or lost."""
+        """*claim* was released or lost."""
         self._line.ended(claim)
 
     async def _look(self, claim: Claim) -> Holder | None:
@@ -125,7 +125,7 @@ class KnownGrants:
             self._ends.popitem(last=False)
 
     def forget(self, claim: Claim) -> None:
-        """*claim* was given back or lost."""
+        """*claim* was released or lost."""
         self._ends.pop(claim.owner, None)
 
     def lives(self, claim: Claim) -> bool:

@@ -33,7 +33,7 @@ Look = Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal | Revoked]]]
 _LOOK_EVERY = 1.0
 """Seconds between two looks at shares."""
 _REMEMBERED = 1000
-"""Grants that were given back, and whose late answers are known."""
+"""Grants that were released, and whose late answers are known."""
 _REASONS = {Renewal.REFUSED: LossReason.REVOKED, Renewal.TAKEN_OVER: LossReason.TAKEN_OVER}
 
 

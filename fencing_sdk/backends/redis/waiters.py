@@ -172,7 +172,7 @@ class RedisWaiters:
 
         Raises no error: if the request fails, the server drops the waiter for lack of a sign of life.
         """
-        # The end of the time closes the connection to a silent server. What may be a grant is given back at any cost.
+        # The end of the time closes the connection to a silent server. What may be a grant is released at any cost.
         limit = None if waiter.hands_over else LEAVING
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):

@@ -14,7 +14,7 @@ Grants that end behind their holder's back are noticed by push:
 2. If the server has given up the session, it has deleted all of its nodes: their holders are told at once.
 
 A watch ends with its connection. When the session has another one, each node is watched again, which fails for a node
-that has gone meanwhile. A grant is watched only after a moment, because most locks are given back before.
+that has gone meanwhile. A grant is watched only after a moment, because most locks are released before.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class FenceColumn:
     The statement needs both parts: without the condition a stale write gets in, and without the
     assignment the next stale write does.
 
-    Commit before the lock is given back, because the check covers the write and nothing that you read before. The
+    Commit before the lock is released, because the check covers the write and nothing that you read before. The
     lock is outside and the transaction inside. The end of the lock's block refuses a transaction that is open there.
 
     Not promised: that it distinguishes two holders of the same token (the column keeps no holder), and that
@@ -290,7 +290,7 @@ class FenceColumn:
         False means that the row is missing, or that another condition of your statement excluded it. On
         PostgreSQL the first call also does what `check` does.
 
-        Commit before the lock is given back. The end of its block raises `UsageError` if the transaction is still open
+        Commit before the lock is released. The end of its block raises `UsageError` if the transaction is still open
         there, unless a `SqlGuard` has admitted the token in it before.
 
         Raises:

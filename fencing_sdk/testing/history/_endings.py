@@ -130,7 +130,7 @@ def _right_error(lease: RecordedLease, report: Report) -> None:
     elif lease.how == "cancelled":
         expected = {"CancelledError"} if lease.outer else {"LeaseLostError"}
     if lease.outer:
-        expected.add("CancelledError")  # it may come while the lock is given back, and it wins
+        expected.add("CancelledError")  # it may come while the lock is released, and it wins
     report.saw("P7")
     if str(lease.error) not in expected:
         text = f"the body of {lease.actor} ended {lease.how}, and {lease.error} left (lost: {lease.reason or 'no'})"

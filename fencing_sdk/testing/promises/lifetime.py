@@ -132,7 +132,7 @@ class RenewalPromises(BackendUnderTest):
         await self.granted(backend, self.claim())
 
     async def test_a_released_grant_is_not_renewed(self, backend: Backend) -> None:
-        """A heartbeat that is still on its way when the lock is given back finds nothing."""
+        """A heartbeat that is still on its way when the lock is released finds nothing."""
         claim = self.claim()
         await self.granted(backend, claim)
         await backend.release(claim)

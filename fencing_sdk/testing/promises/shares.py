@@ -196,14 +196,14 @@ class SharePromises(BackendUnderTest):
 
     @needs("shares")
     async def test_a_share_is_renewed_for_itself_alone(self, backend: Backend) -> None:
-        """One that was given back is not revived by a renewal, nor by that of another share."""
+        """One that was released is not revived by a renewal, nor by that of another share."""
         other = await self._kept_beyond_its_ttl(backend)
         await self.expire(self.ttl)
         assert await self.renewed(backend, other) is not Renewal.RENEWED
         await self._granted(backend, self._writer())
 
     async def _kept_beyond_its_ttl(self, backend: Backend) -> Claim:
-        """Renew a reader beside one that was given back; start again if the machine was slower than the ttl."""
+        """Renew a reader beside one that was released; start again if the machine was slower than the ttl."""
         for _ in range(TRIES):
             one, other = self._reader(ttl=self.ttl), self._reader(ttl=self.ttl)
             await self._granted(backend, one)

@@ -304,7 +304,7 @@ async def test_a_server_that_hangs_ends_a_lease_at_its_deadline(kahuna_server: K
 async def test_an_acquisition_that_got_no_answer_leaves_nothing(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, act: str
 ):
-    """Granted, and the answer never comes: giving up gives the lock back, as soon as the server can be reached."""
+    """Granted, and the answer never comes: giving up releases the lock, as soon as the server can be reached."""
     async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
         kahuna_server.fault(act, call="try-lock")
         kahuna_server.fault("status", 503, apply=False, call="try-unlock", times=2)

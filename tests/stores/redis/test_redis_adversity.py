@@ -275,7 +275,7 @@ async def asked_for(node: RedisServer, *command: Any) -> object:
 async def test_a_share_is_renewed_and_given_back_while_its_slot_moves(
     claim: Claim, there: bool, request: pytest.FixtureRequest, redis_cluster: Cluster
 ):
-    """Those that share a name, and are one of several, are given back when the slot has moved."""
+    """Those that share a name, and are one of several, are released when the slot has moved."""
     two = "one of two" in request.node.callspec.id
     slot = redis_cluster.slot_of(key("a"))
     source = redis_cluster.owner_of(slot)

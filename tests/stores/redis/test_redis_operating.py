@@ -344,5 +344,5 @@ async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redi
         async def released() -> bool:
             return len(await keys(redis_server)) == 500
 
-        await eventually(released, what="500 are given back")
+        await eventually(released, what="500 are released")
     await nothing_left(redis_server)  # closing gives back what is still held

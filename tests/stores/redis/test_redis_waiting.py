@@ -421,7 +421,7 @@ async def test_a_message_that_comes_after_its_waiter_has_left_gives_the_lock_bac
     await waiter.joined()
     waiter.place.leave()  # and its release is still on its way
     await backend.release(holder)
-    await until(lambda: server.ask("EXISTS", "{fencing:a}:l") == 0, what="the lock is given back")
+    await until(lambda: server.ask("EXISTS", "{fencing:a}:l") == 0, what="the lock is released")
     assert waiter.told == []
 
 

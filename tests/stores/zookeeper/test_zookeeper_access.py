@@ -161,7 +161,7 @@ async def test_what_the_user_did_not_set_follows_the_longest_session_of_the_serv
             await locks.lock("a", ttl=60, heartbeat_interval=2).acquire()
         with pytest.raises(BackendRefusedError, match=r"grants less: safety_buffer=6 was set for ttl=60.*leave it out"):
             await locks.lock("a", ttl=60, safety_buffer=6).acquire()
-        async with locks.lock("a", wait=20):  # what was refused is given back, in the background
+        async with locks.lock("a", wait=20):  # what was refused is released, in the background
             pass
 
 
