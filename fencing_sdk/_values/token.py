@@ -103,8 +103,8 @@ def late_commit(name: str, token: int) -> UsageError:
     """Return the error that refuses a write: of a row, or under a lock of this *name*."""
     return UsageError(
         f"a transaction that writes {shown(name)} with token {token:d} would be committed after the lock is "
-        "released, when the next holder has read the old row; take the lock outside and begin the transaction inside it "
-        "(Django: with locks.lock(...), transaction.atomic(durable=True)), or admit the token by SqlGuard in the "
+        "released, when the next holder has read the old row; take the lock outside and begin the transaction inside "
+        "it (Django: with locks.lock(...), transaction.atomic(durable=True)), or admit the token by SqlGuard in the "
         "transaction before it reads"
     )
 
