@@ -112,7 +112,7 @@ async def cycles(locks: LockClient, taken: list[float], *, until: Callable[[], b
 
 
 async def listed(locks: LockClient) -> int:
-    return len([None async for _ in locks.held("job/*")])
+    return len([None async for _ in locks.all_holders("job/*")])
 
 
 async def of_store(store: Store, count: int) -> Row:

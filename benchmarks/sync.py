@@ -22,7 +22,7 @@ import redis_lock
 from benchmarks.link import slow_link
 from benchmarks.redis.server import HOST, OwnServer, missing
 from benchmarks.table import Row, run
-from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync import LockClient, connect
 
 Operation = Callable[[], object]
 REACH = 1.5
@@ -42,7 +42,7 @@ def compare(contestants: dict[str, Operation], *, times: int, rounds: int) -> di
     return best
 
 
-def on_asyncio(url: str) -> SyncLockClient:
+def on_asyncio(url: str) -> LockClient:
     """Open a client as if uvloop were not installed."""
     installed = sys.modules.get("uvloop")
     sys.modules["uvloop"] = None  # type: ignore[assignment]
@@ -54,9 +54,7 @@ def on_asyncio(url: str) -> SyncLockClient:
             sys.modules["uvloop"] = installed
 
 
-def cycles(
-    port: int, locks: SyncLockClient, plain: SyncLockClient, *, times: int, rounds: int, where: str
-) -> list[Row]:
+def cycles(port: int, locks: LockClient, plain: LockClient, *, times: int, rounds: int, where: str) -> list[Row]:
     client = redis.Redis(host=HOST, port=port)
     ours, on_plain = locks.lock(f"bench/{where}", ttl=30), plain.lock(f"bench/{where}/asyncio", ttl=30)
 
@@ -89,7 +87,7 @@ def cycles(
     return rows
 
 
-def parts(locks: SyncLockClient, *, times: int, rounds: int) -> list[Row]:
+def parts(locks: LockClient, *, times: int, rounds: int) -> list[Row]:
     """A cycle has two hand-offs to the background thread and back, and two trips to the store."""
 
     async def nothing() -> None: ...

@@ -88,13 +88,15 @@ def link_to_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, 
     Link a name that Python's domain did not find.
 
     Docstrings say `LossReason` from any module, and annotations name the private module that defines a class. Both
-    mean the public name. What an annotation names and this site does not document is shown without a link.
+    mean the public name. What an annotation names and this site does not document is shown without a link. Of a name
+    that both worlds have, `Lock`, the one for tasks is meant.
     """
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
     documented = env.domains.python_domain.objects
     meant = [name for name in documented if not documented[name].aliased and same(name, target)]
+    meant = [name for name in meant if not name.startswith("fencing_sdk.sync.")] or meant
     if len(meant) == 1:
         found = documented[meant[0]]
         return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, shown, meant[0])

@@ -54,7 +54,7 @@ def publisher(locks: LockClient, prices_url: str) -> web.Application:
     async def ready(_: web.Request) -> web.Response:
         """For a load balancer. To lead an election is not to be ready: see docs/operations.md."""
         status = locks.status()
-        told = {"leases": status.leases, "least_spare": status.least_spare, "leads": status.leads}
+        told = {"leases": status.leases, "least_remaining": status.least_remaining, "leader_of": status.leader_of}
         return web.json_response(told, status=200 if status.open and not status.draining else 503)
 
     app.router.add_post("/publish/{item}", publish)

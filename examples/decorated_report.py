@@ -27,7 +27,7 @@ def tell(event: Event) -> None:
 locks = connect("memory://", observers=[tell], tokens="counter")
 
 
-@locks.locked(
+@locks.locking(
     "report/{report_id}",
     ttl=timedelta(seconds=10),
     heartbeat_interval=0.2,
@@ -41,7 +41,7 @@ async def build_report(report_id: int, *, seconds: float = 0.3) -> int:
     return current_token()
 
 
-@locks.locked("report/{report_id}", wait=0.1)
+@locks.locking("report/{report_id}", wait=0.1)
 async def peek(report_id: int) -> None:
     """Give up soon: another worker is building this report."""
 

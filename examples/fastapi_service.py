@@ -67,7 +67,7 @@ def box_office(locks: LockClient, seats_url: str, bank: Bank) -> FastAPI:
         """For a load balancer. To lead an election is not to be ready: see docs/operations.md."""
         status = locks.status()
         response.status_code = 200 if status.open and not status.draining else 503
-        return {"leases": status.leases, "least_spare": status.least_spare, "leads": status.leads}
+        return {"leases": status.leases, "least_remaining": status.least_remaining, "leader_of": status.leader_of}
 
     @app.post("/bookings/{seat}")
     def book(

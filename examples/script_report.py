@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 from fencing_sdk import AcquireTimeoutError, LeaseLostError
-from fencing_sdk.sync import SyncLease, connect
+from fencing_sdk.sync import Lease, connect
 
 locks = connect(f"sqlite:///{Path(tempfile.mkdtemp())}/locks.db")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the process is killed, and others wait for one ttl
 
 
-def build(lease: SyncLease) -> int:
+def build(lease: Lease) -> int:
     total = 0
     for page in range(200):
         total += sum(range(page * 1000))  # no await anywhere: the heartbeat has a thread of its own

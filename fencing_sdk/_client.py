@@ -247,7 +247,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         wait = patience(options.pop("wait", None))
         return MultiLock([self.lock(name_for("multilock", name), **options) for name in in_order], wait, self._clock)
 
-    def locked(
+    def locking(
         self, name: str, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """
@@ -268,7 +268,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self.lock("checked-when-decorated", **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            template = template_for_tasks(name, function, "locked")
+            template = template_for_tasks(name, function, "locking")
 
             @functools.wraps(function)
             async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -316,12 +316,12 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         The call returns what the function returns, or None when the client drains.
 
         Args:
-            name: What is led, with placeholders for the call's arguments, as for `locked`.
+            name: What is led, with placeholders for the call's arguments, as for `locking`.
 
             **options: As for `election`.
 
         Raises:
-            ConfigurationError: as `locked`.
+            ConfigurationError: as `locking`.
         """
         from fencing_sdk.recipes.election import as_leader
 
@@ -406,7 +406,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         and the next call runs the function again.
 
         Args:
-            name: The lock's name, with placeholders for the call's arguments, as for `locked`.
+            name: The lock's name, with placeholders for the call's arguments, as for `locking`.
 
             at_least_for: Seconds from the grant for which no other call gets the lock, at most a day. Make it half
                 of the interval between two ticks, and never more than the interval minus the skew of the clocks.
@@ -417,7 +417,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             **options: As for `lock`, without ``wait``. ``max_hold`` ends a run that hangs.
 
         Raises:
-            ConfigurationError: at decoration, as for `locked`, or *at_least_for* or *at_least_on* is out of range.
+            ConfigurationError: at decoration, as for `locking`, or *at_least_for* or *at_least_on* is out of range.
             LeaseLostError: when called: the lease was lost while the function ran, or the store did not confirm
                 afterwards that it keeps the lock.
             BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was

@@ -64,7 +64,7 @@ class OperatingClient(ABC):
             return Status(open=False)
         return self._engine.status(sorted(election.name for election in tuple(self._elections) if election.leading))
 
-    async def held(self, pattern: str = "*") -> AsyncIterator[Holder]:
+    async def all_holders(self, pattern: str = "*") -> AsyncIterator[Holder]:
         """
         Yield the holders of all locks of this store and namespace whose names match, page by page, in any order.
 
@@ -89,7 +89,7 @@ class OperatingClient(ABC):
         prefix = namespace + re.split(r"[*?[]", pattern, maxsplit=1)[0]
         cursor: str | None = None
         while True:
-            page = await engine.ask("list", lambda: backend.list_held(prefix, cursor, PAGE))
+            page = await engine.ask("list", lambda: backend.list_holders(prefix, cursor, PAGE))
             for holder in page.holders:
                 if fnmatchcase(name := holder.name.removeprefix(namespace), pattern):
                     yield replace(holder, name=name)
@@ -140,7 +140,8 @@ class OperatingClient(ABC):
         Args:
             name: The lock's name.
 
-            token: The token of the grant, as `inspect` or `held` told it. All readers who share it lose the lock.
+            token: The token of the grant, as `inspect` or `all_holders` told it. All readers who share it lose the
+                lock.
 
             reason: What the holder is told, in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
                 printable characters. Not a place for secrets.
@@ -221,7 +222,9 @@ def check_token(token: object) -> int:
     except TypeError:
         number = -1
     if isinstance(token, bool) or not 0 <= number < TOKEN_LIMIT:
-        msg = f"token must be the number that inspect() or held() told, from 0 to below 2**53, not {shown(token)}"
+        msg = (
+            f"token must be the number that inspect() or all_holders() told, from 0 to below 2**53, not {shown(token)}"
+        )
         raise ConfigurationError(msg)
     return number
 

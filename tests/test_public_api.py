@@ -142,7 +142,7 @@ SHOWN = {
         "diagnose",
         "drain",
         "draining",
-        "held",
+        "all_holders",
         "holders",
         "revoke",
         "status",
@@ -153,13 +153,13 @@ SHOWN = {
         "inspect",
         "job",
         "lock",
-        "locked",
+        "locking",
         "multilock",
         "rwlock",
         "semaphore",
     },
     "Holder": {"held_for", "holder", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
-    "Status": {"draining", "leads", "least_spare", "leases", "open", "store_answered"},
+    "Status": {"draining", "leader_of", "least_remaining", "leases", "open", "since_answer"},
     "Token": set(dir(int)),
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
@@ -168,16 +168,16 @@ SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 
 SHOWN_TO_THREADS = {
     "AnyLease": SHOWN["Lease"] - {"release", "renew", "wait_lost"},
-    "SyncElection": SHOWN["Election"],
-    "SyncElectionTerm": SHOWN["ElectionTerm"] | {"over"},
-    "SyncHeldLocks": SHOWN["HeldLocks"],
-    "SyncLease": SHOWN["Lease"] | {"on_lost"},
-    "SyncLock": SHOWN["Lock"],
-    "SyncLockClient": SHOWN["LockClient"] - {"aclose", "diagnose"} | {"close", "run"},
-    "SyncMultiLock": SHOWN["MultiLock"],
-    "SyncPermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
-    "SyncReadWriteLock": SHOWN["ReadWriteLock"],
-    "SyncSemaphore": SHOWN["Semaphore"],
+    "Election": SHOWN["Election"],
+    "ElectionTerm": SHOWN["ElectionTerm"] | {"over"},
+    "HeldLocks": SHOWN["HeldLocks"],
+    "Lease": SHOWN["Lease"] | {"on_lost"},
+    "Lock": SHOWN["Lock"],
+    "LockClient": SHOWN["LockClient"] - {"aclose", "diagnose"} | {"close", "run"},
+    "MultiLock": SHOWN["MultiLock"],
+    "PermitLease": SHOWN["Lease"] | {"on_lost", "permit"},
+    "ReadWriteLock": SHOWN["ReadWriteLock"],
+    "Semaphore": SHOWN["Semaphore"],
 }
 
 

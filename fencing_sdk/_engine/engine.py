@@ -247,11 +247,11 @@ class Engine:
         assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
         return await self.ask("inspect", lambda: backend.holders(name))
 
-    def status(self, leads: Sequence[str]) -> Status:
+    def status(self, leader_of: Sequence[str]) -> Status:
         """Tell how the client stands, without asking the store."""
         here = self._generation == forks.here()
         usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
-        return self._heartbeat.status(leads, usable=usable, draining=self.draining.begun)
+        return self._heartbeat.status(leader_of, usable=usable, draining=self.draining.begun)
 
     async def ask(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T:
         """Make one call to the store that is about no lease of ours."""

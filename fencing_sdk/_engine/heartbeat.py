@@ -83,7 +83,7 @@ class Heartbeat:
     def __len__(self) -> int:
         return sum(lease.lost is None for lease in self.leases.values())
 
-    def status(self, leads: Sequence[str], *, usable: bool, draining: bool) -> Status:
+    def status(self, leader_of: Sequence[str], *, usable: bool, draining: bool) -> Status:
         """Tell what is held, and when the store last answered, without asking it."""
         answers = [at for at in (self.granted_at, self._store_calls.answered_at) if at is not None]
         spare = [lease.remaining for lease in tuple(self.leases.values()) if lease.held]
@@ -91,9 +91,9 @@ class Heartbeat:
             open=usable,
             draining=draining,
             leases=len(spare),
-            least_spare=min(spare, default=None),
-            store_answered=self._clock.now() - max(answers) if answers else None,
-            leads=tuple(leads),
+            least_remaining=min(spare, default=None),
+            since_answer=self._clock.now() - max(answers) if answers else None,
+            leader_of=tuple(leader_of),
         )
 
     # The leases.

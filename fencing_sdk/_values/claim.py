@@ -318,7 +318,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as `LockClient.inspect` and `LockClient.held` show it."""
+    """Who holds a lock, as `LockClient.inspect` and `LockClient.all_holders` show it."""
 
     name: str
     token: int

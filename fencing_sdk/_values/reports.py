@@ -41,14 +41,14 @@ class Status:
     """Whether `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
     leases: int = 0
     """How many leases are held."""
-    least_spare: float | None = None
+    least_remaining: float | None = None
     """Seconds until the first of them is lost, if no renewal is confirmed meanwhile. None without leases."""
-    store_answered: float | None = None
+    since_answer: float | None = None
     """
     Seconds since the store last granted, renewed, or answered another call. None if it has not yet. A client that
     holds nothing asks nothing: the number grows although the store is well.
     """
-    leads: tuple[str, ...] = ()
+    leader_of: tuple[str, ...] = ()
     """The elections that this process leads, by name. A process that leads none may be just as ready."""
 
 
@@ -78,23 +78,23 @@ class Finding:
     """What was found, with its value."""
     reason: str
     """Why that matters."""
-    mend: str
-    """The command or the setting that mends it."""
+    fix: str
+    """The command or the setting that fixes it."""
 
 
-def error(check: str, what: str, reason: str, mend: str) -> Finding:
+def error(check: str, what: str, reason: str, fix: str) -> Finding:
     """A finding of severity `Severity.ERROR`."""
-    return Finding(check, Severity.ERROR, what, reason, mend)
+    return Finding(check, Severity.ERROR, what, reason, fix)
 
 
-def warning(check: str, what: str, reason: str, mend: str) -> Finding:
+def warning(check: str, what: str, reason: str, fix: str) -> Finding:
     """A finding of severity `Severity.WARNING`."""
-    return Finding(check, Severity.WARNING, what, reason, mend)
+    return Finding(check, Severity.WARNING, what, reason, fix)
 
 
-def note(check: str, what: str, reason: str, mend: str) -> Finding:
+def note(check: str, what: str, reason: str, fix: str) -> Finding:
     """A finding of severity `Severity.NOTE`."""
-    return Finding(check, Severity.NOTE, what, reason, mend)
+    return Finding(check, Severity.NOTE, what, reason, fix)
 
 
 def is_local(host: str) -> bool:

@@ -372,7 +372,7 @@ class SupportsLossNotice(Protocol):
 class SupportsListing(Protocol):
     """A backend that tells what is held, page by page, and who waits."""
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """
         Return about *limit* of the holders of names that begin with *prefix*, from *cursor* on, in any order.
 

@@ -109,8 +109,8 @@ class MemoryBackend(Uncopied):
         """Nothing is open; the grants stay for the other clients of this object, which may be in the next loop."""
         self._loop.forget()
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         now = self._clock.now()
         names = self._table.names(prefix, cursor, limit)
         holders = [holder for name in names for holder in self._table.holders(name, now)]

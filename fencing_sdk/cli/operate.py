@@ -56,14 +56,14 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
         raise ConfigurationError(msg)
 
     async def lines(locks: LockClient) -> int:
-        async for holder in locks.held(pattern):
+        async for holder in locks.all_holders(pattern):
             write_out(json.dumps(as_fields(holder)) + "\n")
         return 0
 
     async def table(locks: LockClient) -> int:
         rows: list[Holder] = []
         more = False
-        async for holder in locks.held(pattern):
+        async for holder in locks.all_holders(pattern):
             if more := limit > 0 and len(rows) == limit:
                 break
             rows.append(holder)

@@ -133,7 +133,7 @@ async def glance(locks: LockClient, pattern: str) -> Glance:
     """
     clock, holders, more = BootClock(), list[Holder](), False
     began = clock.now()
-    async for holder in locks.held(pattern):
+    async for holder in locks.all_holders(pattern):
         if more := len(holders) == _MOST:
             break
         holders.append(holder)

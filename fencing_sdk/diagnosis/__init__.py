@@ -97,11 +97,11 @@ async def _reach(backend: Backend) -> list[Finding]:
         with anyio.fail_after(_OPEN_LIMIT):
             await backend.open()
     except BackendRefusedError as failure:
-        mend = "correct the URL, the login or the role; another try does not help"
-        return [error("store.reachable", str(failure), "no lock can be taken", mend)]
+        fix = "correct the URL, the login or the role; another try does not help"
+        return [error("store.reachable", str(failure), "no lock can be taken", fix)]
     except BackendError as failure:
-        mend = "start the store, correct its address, or name one that takes writes; look for a firewall on the way"
-        return [error("store.reachable", str(failure), "no lock can be taken", mend)]
+        fix = "start the store, correct its address, or name one that takes writes; look for a firewall on the way"
+        return [error("store.reachable", str(failure), "no lock can be taken", fix)]
     except TimeoutError:
         return [
             too_slow(
@@ -122,10 +122,10 @@ async def _facts(backend: Backend, store: SupportsDiagnosis | None, ttl: float) 
         with anyio.fail_after(_FACTS_LIMIT):
             return list(await store.diagnose(ttl))
     except BackendError as failure:
-        what, mend = str(failure), "mend what the store says, and run the diagnosis again"
+        what, fix = str(failure), "mend what the store says, and run the diagnosis again"
     except TimeoutError:
-        what, mend = f"no answer within {_FACTS_LIMIT:g} s", "look at the store's load and log"
-    return [warning("store.settings", what, "its settings could not be read", mend)]
+        what, fix = f"no answer within {_FACTS_LIMIT:g} s", "look at the store's load and log"
+    return [warning("store.settings", what, "its settings could not be read", fix)]
 
 
 def _measurements(elapsed: float, pauses: PauseWatch, times: StoreTimes, test: SelfTest) -> Measurements:
@@ -154,22 +154,22 @@ def _judged(measured: Measurements, times: StoreTimes, timing: Timing, *, woken:
     if pause > buffer / 3:
         what = f"this process stood still for {pause:.2f} s, and the safety buffer is {buffer:g} s"
         reason = "a cancellation that is late by more than the buffer comes after the store has handed the lock on"
-        mend = f"move blocking code out of the event loop, or use ttl={advised:g} or more"
-        found.append((error if pause > buffer else warning)("machine.pause", what, reason, mend))
+        fix = f"move blocking code out of the event loop, or use ttl={advised:g} or more"
+        found.append((error if pause > buffer else warning)("machine.pause", what, reason, fix))
     if slowest > timing.heartbeat_interval / 4:
         what = (
             f"the slowest renewal took {slowest:.2f} s, and the heartbeat interval is {timing.heartbeat_interval:g} s"
         )
-        mend = f"bring the store nearer, or use ttl={advised:g} or more"
-        found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", mend))
+        fix = f"bring the store nearer, or use ttl={advised:g} or more"
+        found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", fix))
     if woken is False or (measured.handed_on or 0.0) > WOKEN_WITHIN + 2 * (pause + slowest):
         what, reason = f"a waiter got a free lock after {measured.handed_on:.2f} s", "waiters poll, and are not woken"
-        mend = "let the store's messages reach the client: its rights to listen, and poolers in between"
-        found.append(warning("self-test.wake", what, reason, mend))
+        fix = "let the store's messages reach the client: its rights to listen, and poolers in between"
+        found.append(warning("self-test.wake", what, reason, fix))
     if measured.clock_source in _COARSE_CLOCKS:
         what, reason = f"the clock source is {measured.clock_source}", "the clock may stand still, or run unevenly"
-        mend = "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource"
-        found.append(warning("machine.clock-source", what, reason, mend))
+        fix = "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource"
+        found.append(warning("machine.clock-source", what, reason, fix))
     return [*found, *_clocks(times, timing.drift)]
 
 
@@ -180,8 +180,8 @@ def _clocks(times: StoreTimes, allowed: float) -> list[Finding]:
             f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * allowed:g} % are allowed"
         )
         reason = "the store may hand a lock on before its holder's deadline"
-        mend = f"mend the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
-        found.append(error("machine.drift", what, reason, mend))
+        fix = f"mend the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
+        found.append(error("machine.drift", what, reason, fix))
     if times.difference is not None and abs(times.difference) > _LARGEST_DIFFERENCE:
         what = f"the store's clock is {times.difference:+.1f} s from this machine's"
         reason = "one of the two is not synchronised; after a failover to a clock that is behind, tokens could fall"

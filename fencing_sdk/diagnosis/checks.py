@@ -82,7 +82,7 @@ class Check(Generic[Facts]):
     fails: Callable[[Facts], object]
     what: str
     reason: str
-    mend: str
+    fix: str
 
 
 def judged(checks: Sequence[Check[Facts]], it: Facts, place: str = "") -> list[Finding]:
@@ -93,18 +93,18 @@ def judged(checks: Sequence[Check[Facts]], it: Facts, place: str = "") -> list[F
             check.severity if isinstance(check.severity, Severity) else check.severity(it),
             (f"{place}: " if place else "") + check.what.format(it=it),
             check.reason.format(it=it),
-            check.mend.format(it=it),
+            check.fix.format(it=it),
         )
         for check in checks
         if check.fails(it)
     ]
 
 
-def host_down(check: str, what: str, mend: str, *, fatal: bool) -> Finding:
+def host_down(check: str, what: str, fix: str, *, fatal: bool) -> Finding:
     """A host that cannot be asked. *fatal*: too few others are left."""
     if fatal:
-        return error(check, what, "no lock can be taken", mend)
-    return warning(check, what, "one more loss, and no lock can be taken", mend)
+        return error(check, what, "no lock can be taken", fix)
+    return warning(check, what, "one more loss, and no lock can be taken", fix)
 
 
 def too_slow(check: str, limit: float, reason: str) -> Finding:
@@ -121,19 +121,19 @@ def is_exposed(origin: str) -> bool:
 def unencrypted(
     check: str,
     exposed: Callable[[Facts], object],
-    mend: str,
+    fix: str,
     seen: str = "owner ids, which can release locks",
 ) -> Check[Facts]:
     """The check of a connection over a network."""
-    return Check(check, NOTE, exposed, "the connection is not encrypted", f"the network sees {seen}", mend)
+    return Check(check, NOTE, exposed, "the connection is not encrypted", f"the network sees {seen}", fix)
 
 
-def open_to_all(check: str, is_open: Callable[[Facts], object], what: str, mend: str) -> Check[Facts]:
+def open_to_all(check: str, is_open: Callable[[Facts], object], what: str, fix: str) -> Check[Facts]:
     """The check of a store that any client may change."""
-    return Check(check, NOTE, is_open, what, "any client that reaches the store can delete locks", mend)
+    return Check(check, NOTE, is_open, what, "any client that reaches the store can delete locks", fix)
 
 
-def majority(of_size: str, of_url: str, group: str, mend: str) -> tuple[Check[Group], ...]:
+def majority(of_size: str, of_url: str, group: str, fix: str) -> tuple[Check[Group], ...]:
     """
     The checks of a group that decides by majority.
 
@@ -144,13 +144,13 @@ def majority(of_size: str, of_url: str, group: str, mend: str) -> tuple[Check[Gr
 
         group: What it is called.
 
-        mend: How to make it larger.
+        fix: How to make it larger.
     """
     voting, fewer = f"the {group} has {{it.voters}} voting members", "it survives no more losses than with one fewer"
     unnamed, down_too = "the URL names {it.named} of {it.members} members", "if those are down, this client is too"
     odd, all_named = "run three or five", "name every member in the URL"
     return (
-        Check(of_size, WARNING, lambda it: 0 < it.voters < FEWEST, voting, ONE_DOWN, mend),
+        Check(of_size, WARNING, lambda it: 0 < it.voters < FEWEST, voting, ONE_DOWN, fix),
         Check(of_size, NOTE, lambda it: it.voters > FEWEST and it.voters % 2 == 0, voting, fewer, odd),
         Check(of_url, NOTE, lambda it: it.named < it.members, unnamed, down_too, all_named),
     )

@@ -131,9 +131,9 @@ class EtcdDiagnosis(StoreDiagnosis[EtcdBackend]):
 
 def _down(states: Answers) -> Iterator[Finding]:
     down = {origin: state for origin, state in states.items() if isinstance(state, BackendError)}
-    mend = "start the member, or correct its address, its certificates or the firewall"
+    fix = "start the member, or correct its address, its certificates or the firewall"
     for origin, failure in down.items():
-        yield host_down("etcd.host", f"{origin}: {failure.detail}", mend, fatal=2 * len(down) >= len(states))
+        yield host_down("etcd.host", f"{origin}: {failure.detail}", fix, fatal=2 * len(down) >= len(states))
 
 
 def _lists(name: str, answers: Answers) -> Iterator[Sequence[Mapping[str, object]]]:

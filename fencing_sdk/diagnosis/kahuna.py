@@ -62,14 +62,14 @@ async def diagnose_nodes(nodes: Sequence[Endpoint], ask: AskNode, durability: st
     """Ask every node by *ask*, and judge what they tell."""
     facts = await asyncio.gather(*(_ask(node, ask) for node in nodes))
     down = [each for each in facts if each.failure]
-    mend, fatal = "start the node, or correct its address or the firewall", 2 * len(down) >= len(facts)
-    findings = [host_down("kahuna.host", f"{each.origin}: {each.failure}", mend, fatal=fatal) for each in down]
+    fix, fatal = "start the node, or correct its address or the firewall", 2 * len(down) >= len(facts)
+    findings = [host_down("kahuna.host", f"{each.origin}: {each.failure}", fix, fatal=fatal) for each in down]
     for text in warnings_of(next((each.told for each in facts if each.told), {}), durability):
-        what, _, mend = text.partition("; ")
-        findings.append(error("kahuna.settings", what, "two clients may hold one lock", mend))
+        what, _, fix = text.partition("; ")
+        findings.append(error("kahuna.settings", what, "two clients may hold one lock", fix))
     if len(nodes) < FEWEST:
-        what, mend = f"the URL names {len(nodes)} nodes", "run three nodes, and name every one in the URL"
-        findings.append(warning("kahuna.nodes", what, ONE_DOWN, mend))
+        what, fix = f"the URL names {len(nodes)} nodes", "run three nodes, and name every one in the URL"
+        findings.append(warning("kahuna.nodes", what, ONE_DOWN, fix))
     return [*findings, *(finding for each in facts for finding in judged(CHECKS, each, each.origin))]
 
 

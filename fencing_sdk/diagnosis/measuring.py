@@ -151,8 +151,8 @@ async def time_renewals(
                 await _renew_until(end, backend, claim, times)
             await _read_clock(store, times)
     except BackendError as failure:
-        mend = "look at the store's log and at the network; a client rides out faults until the deadline of a lease"
-        return [warning("store.renewals", str(failure), "the store failed while it was measured", mend)]
+        fix = "look at the store's log and at the network; a client rides out faults until the deadline of a lease"
+        return [warning("store.renewals", str(failure), "the store failed while it was measured", fix)]
     except TimeoutError:
         return [too_slow("store.renewals", _LIMIT, "leases would be lost")]
     finally:

@@ -163,8 +163,8 @@ class PostgresqlDiagnosis(StoreDiagnosis[PostgresqlBackend]):
         if facts and not primaries:
             what = f"{', '.join(place for place, _ in facts)}: every host is a standby"
             reason = "a standby takes no writes, so it grants no locks"
-            mend = "name the primary in the URL too, or promote a standby: SELECT pg_promote()"
-            findings.append(error("postgresql.standby", what, reason, mend))
+            fix = "name the primary in the URL too, or promote a standby: SELECT pg_promote()"
+            findings.append(error("postgresql.standby", what, reason, fix))
         return [*findings, *(finding for place, each in primaries for finding in judged(CHECKS, each, place))]
 
     async def server_time(self) -> float | None:
@@ -221,5 +221,5 @@ def _literal(text: str) -> str:
 def _down(place: str, failure: Exception, *, fatal: bool) -> Finding:
     detail = translated("diagnose", failure).detail
     what = detail if isinstance(failure, NoConnectionError) else f"{place}: {detail}"
-    mend = "start the server, or correct its address, its login, pg_hba.conf or the firewall"
-    return host_down("postgresql.host", what, mend, fatal=fatal)
+    fix = "start the server, or correct its address, its login, pg_hba.conf or the firewall"
+    return host_down("postgresql.host", what, fix, fatal=fatal)

@@ -230,8 +230,8 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
         try:
             await slots.refresh()
         except Exception as failure:  # noqa: BLE001  (which nodes fail is told below)
-            what, mend = translated("diagnose", failure).detail, "start the nodes; redis-cli --cluster check host:port"
-            findings.append(error("redis.cluster-coverage", what, "no lock can be taken", mend))
+            what, fix = translated("diagnose", failure).detail, "start the nodes; redis-cli --cluster check host:port"
+            findings.append(error("redis.cluster-coverage", what, "no lock can be taken", fix))
         facts, down = await self._ask_each(list(slots.servers().values()), fatal=False)
         masters = [each for each in facts if each.info.get("role") == "master"]
         findings += [*down, *_judged(masters)]
@@ -243,8 +243,8 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
                 f"masters without a replica: {', '.join(bare)}",
                 "their locks stand still while they are down",
             )
-            mend = "redis-cli --cluster add-node ... --cluster-slave"
-            findings.append(note("redis.cluster-replicas", what, reason, mend))
+            fix = "redis-cli --cluster add-node ... --cluster-slave"
+            findings.append(note("redis.cluster-replicas", what, reason, fix))
         return findings
 
     async def _ask_each(
@@ -300,8 +300,8 @@ def _independent(facts: Sequence[RedisFacts]) -> Iterator[Finding]:
     for run_id, times in Counter(each.info.get("run_id", "") for each in facts).items():
         if run_id and times > 1:
             same = ", ".join(each.address for each in facts if each.info.get("run_id") == run_id)
-            what, mend = f"one server has several addresses: {same}", "name each server once"
-            yield error("redis.quorum", what, "one server votes more than once: two majorities need not meet", mend)
+            what, fix = f"one server has several addresses: {same}", "name each server once"
+            yield error("redis.quorum", what, "one server votes more than once: two majorities need not meet", fix)
 
 
 def _down(check: str, server: ServerSettings, failure: BaseException, *, fatal: bool) -> Finding:
@@ -309,8 +309,8 @@ def _down(check: str, server: ServerSettings, failure: BaseException, *, fatal: 
         raise failure
     what = translated("diagnose", failure).detail
     what = what if server.address in what else f"{server.address}: {what}"
-    mend = "start the server, or correct its address, its login or the firewall"
-    return host_down(check, what, mend, fatal=fatal)
+    fix = "start the server, or correct its address, its login or the firewall"
+    return host_down(check, what, fix, fatal=fatal)
 
 
 def _lines(reply: object) -> dict[str, str]:

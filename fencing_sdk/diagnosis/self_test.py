@@ -91,10 +91,10 @@ class SelfTest:
                 step = "guard"
                 await self._check_guards()
         except BackendError as failure:
-            mend = "mend the store, and run the diagnosis again"
+            fix = "mend the store, and run the diagnosis again"
             if isinstance(failure, BackendRefusedError):
-                mend = "give the user what the page of the store lists"
-            self.findings.append(error(f"self-test.{step}", str(failure), f"this client cannot {step}", mend))
+                fix = "give the user what the page of the store lists"
+            self.findings.append(error(f"self-test.{step}", str(failure), f"this client cannot {step}", fix))
         except TimeoutError:
             self.findings.append(too_slow(f"self-test.{step}", _LIMIT, "leases would be lost, and waiters wait"))
         finally:
@@ -220,8 +220,8 @@ class SelfTest:
             self._found("guard", what, "a stale writer would be accepted")
 
     def _found(self, step: str, what: str, reason: str) -> None:
-        mend = "look for two stores behind one address, a cache or a proxy; then report it, with the store's version"
-        self.findings.append(error(f"self-test.{step}", what, reason, mend))
+        fix = "look for two stores behind one address, a cache or a proxy; then report it, with the store's version"
+        self.findings.append(error(f"self-test.{step}", what, reason, fix))
 
     async def _clean_up(self) -> None:
         with move_on_after(_CLEAN_UP_LIMIT, shield=True):

@@ -143,11 +143,11 @@ class ZooKeeperDiagnosis(StoreDiagnosis[ZooKeeperBackend]):
 
 
 def _down(server: ServerFacts, servers: Sequence[ServerFacts]) -> Finding:
-    what, mend = "it serves no clients", "start a majority of the ensemble, and look at the server's log"
+    what, fix = "it serves no clients", "start a majority of the ensemble, and look at the server's log"
     if server.served is None:
-        what, mend = "no answer", "start the server, or correct its address or the firewall"
+        what, fix = "no answer", "start the server, or correct its address or the firewall"
     fatal = not any(each.serving for each in servers)
-    return host_down("zookeeper.host", f"{server.address}: {what}", mend, fatal=fatal)
+    return host_down("zookeeper.host", f"{server.address}: {what}", fix, fatal=fatal)
 
 
 async def _ask(host: str, settings: ZooKeeperSettings) -> ServerFacts:

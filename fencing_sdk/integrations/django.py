@@ -31,7 +31,7 @@ from fencing_sdk.guards.sql._protocols import SyncTransaction
 from fencing_sdk.integrations._incoming import GuardOptions
 from fencing_sdk.integrations._problem import MAPPED, problem_of
 from fencing_sdk.integrations.wsgi import BlockingCheckpoint, sent_target, token_of
-from fencing_sdk.sync import SyncLockClient
+from fencing_sdk.sync import LockClient
 
 __all__ = ["FenceField", "guard_middleware", "own_connection", "request_token", "write_fenced"]
 
@@ -44,7 +44,7 @@ def guard_middleware(
     guard: Guard | None = None,
     *,
     resource: str | Callable[[HttpRequest], str | None] | None = None,
-    locks: SyncLockClient | None = None,
+    locks: LockClient | None = None,
     **options: Unpack[GuardOptions],
 ) -> Callable[[GetResponse], GetResponse]:
     """

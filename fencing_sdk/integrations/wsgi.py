@@ -25,7 +25,7 @@ from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
 from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, check_stale_status, problem_of
-from fencing_sdk.sync import SyncLockClient
+from fencing_sdk.sync import LockClient
 
 __all__ = ["GuardedApplication", "problem_response", "request_token"]
 
@@ -68,7 +68,7 @@ class GuardedApplication:
         guard: Guard | None = None,
         *,
         resource: str | Callable[[Environ], str | None] | None = None,
-        locks: SyncLockClient | None = None,
+        locks: LockClient | None = None,
         **options: Unpack[GuardOptions],
     ) -> None:
         self.app = app
@@ -164,7 +164,7 @@ class BlockingCheckpoint(Checkpoint[R]):
         resource: str | Callable[[R], str | None] | None,
         target_of: Callable[[R], tuple[str, bytes | None]],
         read: Callable[[R], Token | None],
-        locks: SyncLockClient | None,
+        locks: LockClient | None,
         **options: Unpack[GuardOptions],
     ) -> None:
         super().__init__(guard, resource, lambda route: route.by(target_of), read, **options)
@@ -182,8 +182,8 @@ class BlockingCheckpoint(Checkpoint[R]):
             self._locks.run(self.guard.raise_to, *question)
 
 
-def _check_locks(locks: object, guard: Guard | None) -> SyncLockClient | None:
-    if isinstance(locks, SyncLockClient) or (locks is None and guard is None):
+def _check_locks(locks: object, guard: Guard | None) -> LockClient | None:
+    if isinstance(locks, LockClient) or (locks is None and guard is None):
         return locks
     msg = f"locks must be a client of fencing_sdk.sync, in whose thread the guard is asked, not {shown(locks)}"
     raise ConfigurationError(msg)

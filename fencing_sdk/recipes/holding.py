@@ -36,7 +36,7 @@ def holding(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     that has started this task. A plain handle (``await lock.acquire()``) is not found.
 
     Args:
-        name: The lock's name, with placeholders for the call's arguments, as for `LockClient.locked`.
+        name: The lock's name, with placeholders for the call's arguments, as for `LockClient.locking`.
 
     Raises:
         ConfigurationError: at decoration, when a placeholder is not a parameter, or the function is a generator,

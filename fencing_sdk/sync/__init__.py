@@ -23,30 +23,30 @@ from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
 from fencing_sdk.abc import Backend
 from fencing_sdk.recipes.holding import holding
-from fencing_sdk.sync._client import SyncLockClient
-from fencing_sdk.sync._lease import SyncLease, SyncPermitLease
+from fencing_sdk.sync._client import LockClient
+from fencing_sdk.sync._lease import Lease, PermitLease
 from fencing_sdk.sync._lock import (
-    SyncElection,
-    SyncElectionTerm,
-    SyncHeldLocks,
-    SyncLock,
-    SyncMultiLock,
-    SyncReadWriteLock,
-    SyncSemaphore,
+    Election,
+    ElectionTerm,
+    HeldLocks,
+    Lock,
+    MultiLock,
+    ReadWriteLock,
+    Semaphore,
 )
 
 __all__ = [
     "AnyLease",
-    "SyncElection",
-    "SyncElectionTerm",
-    "SyncHeldLocks",
-    "SyncLease",
-    "SyncLock",
-    "SyncLockClient",
-    "SyncMultiLock",
-    "SyncPermitLease",
-    "SyncReadWriteLock",
-    "SyncSemaphore",
+    "Election",
+    "ElectionTerm",
+    "HeldLocks",
+    "Lease",
+    "Lock",
+    "LockClient",
+    "MultiLock",
+    "PermitLease",
+    "ReadWriteLock",
+    "Semaphore",
     "connect",
     "current_lease",
     "current_token",
@@ -66,7 +66,7 @@ def connect(
     open_wait: Seconds | None = 0.0,
     metadata: str | None = None,
     **options: object,
-) -> SyncLockClient:
+) -> LockClient:
     """
     Make a client for threads. No I/O happens here, so it is fine at import time, and before a fork.
 
@@ -78,7 +78,7 @@ def connect(
         ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
         UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
-    return SyncLockClient(
+    return LockClient(
         _connect(
             url,
             namespace=namespace,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient as TaskLockClient
 from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder, Waiting, check_name
@@ -21,16 +21,16 @@ from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import check_signals
 from fencing_sdk.recipes.jobs import AtLeastOn, Ran, Skipped
-from fencing_sdk.sync._lock import SyncElection, SyncLock, SyncMultiLock, SyncReadWriteLock, SyncSemaphore, as_leader
+from fencing_sdk.sync._lock import Election, Lock, MultiLock, ReadWriteLock, Semaphore, as_leader
 from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._signals import InterruptingLock, SyncDrainOnSignals
+from fencing_sdk.sync._signals import DrainOnSignals, InterruptingLock
 from fencing_sdk.sync._thread_call import InThread, carried
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SyncLockClient(Uncopied):
+class LockClient(Uncopied):
     """
     Makes locks for threads on one backend, and renews all their leases in one background thread.
 
@@ -45,16 +45,16 @@ class SyncLockClient(Uncopied):
         client: A client that is used here alone, and that is not open.
     """
 
-    def __init__(self, client: LockClient) -> None:
+    def __init__(self, client: TaskLockClient) -> None:
         given: object = client
-        if not isinstance(given, LockClient):
+        if not isinstance(given, TaskLockClient):
             msg = f"client must be a LockClient, not {shown(given)}; fencing_sdk.sync.connect makes one from a URL"
             raise ConfigurationError(msg)
         self._client = client
         self._bridges: dict[int, LoopThread] = {}
 
     def __repr__(self) -> str:
-        return repr(self._client).replace("LockClient", "SyncLockClient", 1)
+        return repr(self._client).replace("LockClient", "sync.LockClient", 1)
 
     def __del__(self) -> None:
         bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.here())
@@ -91,7 +91,7 @@ class SyncLockClient(Uncopied):
         interrupt: bool = False,
         cancel: threading.Event | None = None,
         **options: Unpack[LockOptions],
-    ) -> SyncLock:
+    ) -> Lock:
         """
         Describe how to hold *name*; nothing is sent until the lock is entered.
 
@@ -105,15 +105,15 @@ class SyncLockClient(Uncopied):
                 `AcquireCancelledError`. It does nothing to a body. So for multi-locks, semaphores, readers and writers;
                 the loop of an election ends by it.
 
-            **options: As for `LockClient.lock`. ``max_hold`` ends the lease of a body that hangs.
+            **options: As for `fencing_sdk.LockClient.lock`. ``max_hold`` ends the lease of a body that hangs.
 
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
-        kind = InterruptingLock if check_flag(interrupt, "interrupt") else SyncLock
+        kind = InterruptingLock if check_flag(interrupt, "interrupt") else Lock
         return kind(self._bridge, self._client.lock(name, **options), cancel)
 
-    def locked(
+    def locking(
         self,
         name: str,
         *,
@@ -127,13 +127,14 @@ class SyncLockClient(Uncopied):
         *name* may have placeholders for the call's arguments: ``"report/{report_id}"``.
 
         Raises:
-            ConfigurationError: as `LockClient.locked`, or the function is a coroutine function or a generator.
+            ConfigurationError: as `fencing_sdk.LockClient.locking`, or the function is a coroutine function or a
+                generator.
         """
         check_name(name)
         self.lock("checked-when-decorated", cancel=cancel, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            template = template_for_threads(name, function, "locked")
+            template = template_for_threads(name, function, "locking")
 
             @functools.wraps(function)
             def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -156,10 +157,10 @@ class SyncLockClient(Uncopied):
         Decorate a plain function that several processes call at the same time, and one is to run.
 
         A call returns `Ran` with the function's value, or `Skipped` when the lock is held. The function runs in the
-        thread that called. Arguments and errors are those of `LockClient.job`.
+        thread that called. Arguments and errors are those of `fencing_sdk.LockClient.job`.
 
         Raises:
-            ConfigurationError: as `LockClient.job`, or the function is a coroutine function or a generator.
+            ConfigurationError: as `fencing_sdk.LockClient.job`, or the function is a coroutine function or a generator.
         """
         job = self._client.job(name, at_least_for=at_least_for, at_least_on=at_least_on, **options)
 
@@ -177,7 +178,7 @@ class SyncLockClient(Uncopied):
 
     def election(
         self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[ElectionOptions]
-    ) -> SyncElection:
+    ) -> Election:
         """
         Describe an election: ``for term in election:``, and in it ``with term as lease:``.
 
@@ -189,7 +190,7 @@ class SyncLockClient(Uncopied):
 
             cancel: An event that ends the loop while it waits for the lead. A leader looks at the event by itself.
 
-            **options: As for `LockClient.election`, but without ``drain``: a body ends by itself.
+            **options: As for `fencing_sdk.LockClient.election`, but without ``drain``: a body ends by itself.
 
         Raises:
             ConfigurationError: an option cannot work.
@@ -197,7 +198,7 @@ class SyncLockClient(Uncopied):
         if "drain" in options:
             msg = "election() of fencing_sdk.sync takes no drain: a body is not stopped; let it ask term.over"
             raise ConfigurationError(msg)
-        return SyncElection(self._bridge, self._client.election(name, **options), cancel)
+        return Election(self._bridge, self._client.election(name, **options), cancel)
 
     def elected(
         self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[ElectionOptions]
@@ -207,10 +208,10 @@ class SyncLockClient(Uncopied):
 
         When the lead is lost meanwhile, the function is called again with the same arguments in the next term. The call
         returns what the function returns, or None when the client drains or the wait is cancelled. *name* may have
-        placeholders, as for `locked`. The other arguments are those of `election`.
+        placeholders, as for `locking`. The other arguments are those of `election`.
 
         Raises:
-            ConfigurationError: as `locked`, or as `election`.
+            ConfigurationError: as `locking`, or as `election`.
         """
         check_name(name)
         self.election("checked-when-decorated", cancel=cancel, **options)
@@ -218,7 +219,7 @@ class SyncLockClient(Uncopied):
         def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
             template = template_for_threads(name, function, "elected")
 
-            def election_of(args: tuple[object, ...], kwargs: dict[str, object]) -> SyncElection:
+            def election_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Election:
                 return self.election(template.fill(args, kwargs), cancel=cancel, **options)
 
             return as_leader(function, election_of)
@@ -227,53 +228,65 @@ class SyncLockClient(Uncopied):
 
     def multilock(
         self, *names: str, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
-    ) -> SyncMultiLock:
+    ) -> MultiLock:
         """
-        Describe how to hold several locks together: ``with`` yields `SyncHeldLocks`.
+        Describe how to hold several locks together: ``with`` yields `HeldLocks`.
 
-        Arguments and errors are those of `LockClient.multilock`, and `lock`.
+        Arguments and errors are those of `fencing_sdk.LockClient.multilock`, and `lock`.
         """
-        return SyncMultiLock(self._bridge, self._client.multilock(*names, **options), cancel)
+        return MultiLock(self._bridge, self._client.multilock(*names, **options), cancel)
 
     def semaphore(
         self, name: str, *, permits: int, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
-    ) -> SyncSemaphore:
-        """Describe so many permits of *name*. Arguments and errors are those of `LockClient.semaphore`, and `lock`."""
-        return SyncSemaphore(self._bridge, self._client.semaphore(name, permits=permits, **options), cancel)
+    ) -> Semaphore:
+        """
+        Describe so many permits of *name*.
+
+        Arguments and errors are those of `fencing_sdk.LockClient.semaphore`, and `lock`.
+        """
+        return Semaphore(self._bridge, self._client.semaphore(name, permits=permits, **options), cancel)
 
     def rwlock(
         self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
-    ) -> SyncReadWriteLock:
-        """Describe a lock for readers and one for writers. Arguments are those of `LockClient.rwlock`, and `lock`."""
-        return SyncReadWriteLock(self._bridge, self._client.rwlock(name, **options), cancel)
+    ) -> ReadWriteLock:
+        """
+        Describe a lock for readers and one for writers.
+
+        Arguments are those of `fencing_sdk.LockClient.rwlock`, and `lock`.
+        """
+        return ReadWriteLock(self._bridge, self._client.rwlock(name, **options), cancel)
 
     def inspect(self, name: str) -> Holder | None:
-        """Return who holds *name*, or None when it is free. Errors are those of `LockClient.inspect`."""
+        """Return who holds *name*, or None when it is free. Errors are those of `fencing_sdk.LockClient.inspect`."""
         return self._bridge().call(functools.partial(self._client.inspect, name))
 
-    def held(self, pattern: str = "*") -> Sequence[Holder]:
-        """Return who holds the locks whose names match. Arguments and errors are those of `LockClient.held`."""
+    def all_holders(self, pattern: str = "*") -> Sequence[Holder]:
+        """
+        Return who holds the locks whose names match.
+
+        Arguments and errors are those of `fencing_sdk.LockClient.all_holders`.
+        """
 
         async def collect() -> list[Holder]:
-            return [holder async for holder in self._client.held(pattern)]
+            return [holder async for holder in self._client.all_holders(pattern)]
 
         return self._bridge().call(collect)
 
     def holders(self, name: str) -> Sequence[Holder]:
-        """Return all who hold *name*. Errors are those of `LockClient.holders`."""
+        """Return all who hold *name*. Errors are those of `fencing_sdk.LockClient.holders`."""
         return self._bridge().call(functools.partial(self._client.holders, name))
 
     def waiters(self, name: str) -> Sequence[Waiting]:
-        """Return who waits for *name*, in the order of the line. Errors are those of `LockClient.waiters`."""
+        """Return who waits for *name*, in the order of the line. Errors: as `fencing_sdk.LockClient.waiters`."""
         return self._bridge().call(functools.partial(self._client.waiters, name))
 
     def revoke(self, name: str, *, token: int, reason: str) -> bool:
-        """Take *name* away from its holder. Arguments, value and errors are those of `LockClient.revoke`."""
+        """Take *name* away from its holder. Arguments, value and errors: as `fencing_sdk.LockClient.revoke`."""
         return self._bridge().call(functools.partial(self._client.revoke, name, token=token, reason=reason))
 
     def drain(self, *, within: Seconds) -> bool:
         """
-        Let what runs end, and begin nothing new: the last call before `close`. See `LockClient.drain`.
+        Let what runs end, and begin nothing new: the last call before `close`. See `fencing_sdk.LockClient.drain`.
 
         A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped. Return
         whether every lock was released in time.
@@ -289,15 +302,15 @@ class SyncLockClient(Uncopied):
         The end of the block waits until every lock was released. A `DrainingError` that leaves it is its end in
         order. A handler that a program has set before, such as gunicorn's, is called too.
 
-        Arguments are those of `LockClient.draining_on`.
+        Arguments are those of `fencing_sdk.LockClient.draining_on`.
 
         Raises:
-            ConfigurationError: as `LockClient.draining_on`.
+            ConfigurationError: as `fencing_sdk.LockClient.draining_on`.
             BackendError: on entering, the client was not open yet, and could not be opened.
             UsageError: on entering, this is not the main thread.
         """
         limit = seconds(within, "within")
-        return SyncDrainOnSignals(self._bridge, self._client, check_signals(signals), limit)
+        return DrainOnSignals(self._bridge, self._client, check_signals(signals), limit)
 
     @property
     def draining(self) -> bool:
@@ -305,7 +318,7 @@ class SyncLockClient(Uncopied):
         return self._client.draining
 
     def status(self) -> Status:
-        """See `LockClient.status`. A client that no call has opened yet is ready, until `close`."""
+        """See `fencing_sdk.LockClient.status`. A client that no call has opened yet is ready, until `close`."""
         return Status(open=True) if self._bridge().idle else self._client.status()
 
     def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,5 +1,5 @@
 """
-A lease in the hands of a thread: what `Lease` says, calls that wait, and the ``with`` that gives it back.
+A lease in the hands of a thread: what `fencing_sdk.Lease` says, calls that wait, and the ``with`` that gives it back.
 
 The handler of a signal may raise between any two steps of Python: also on the first step into the end of a block,
 before anything was released. So a block belongs to an object that the ``with`` statement alone refers to: the
@@ -20,7 +20,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
-from fencing_sdk._lease import AnyLease, Lease, end_block, pop, push, state_of
+from fencing_sdk._lease import AnyLease, end_block, pop, push, state_of
+from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease_state import LeaseState, tell_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
@@ -33,7 +34,7 @@ from fencing_sdk.sync._thread_call import ClosedMeanwhileError, this_thread
 
 R = TypeVar("R")
 M = TypeVar("M", bound="Enterable")
-H = TypeVar("H", bound="SyncLease | Mapping[str, SyncLease]")
+H = TypeVar("H", bound="Lease | Mapping[str, Lease]")
 
 Bridge = Callable[[], LoopThread]
 """The bridge of this process: a forked child has another one. It keeps its client from being dropped."""
@@ -61,7 +62,7 @@ class Block:
         self.begun = False
         self.current = True
         """Whether its leases are those of the code that runs in it. A plain handle's is not."""
-        self.held: SyncLease | Mapping[str, SyncLease] | None = None
+        self.held: Lease | Mapping[str, Lease] | None = None
         self.ending: Callable[[], object] | None = None
         """Called when the block is left or dropped. Idempotent."""
         among.append(self)
@@ -70,11 +71,11 @@ class Block:
         """Drop the block when *owner* is gone."""
         self._owner = weakref.ref(owner, self.drop)
 
-    def leases(self) -> tuple[SyncLease, ...]:
+    def leases(self) -> tuple[Lease, ...]:
         """What the block holds, in the order in which it was taken."""
         if self.held is None:
             return ()
-        return (self.held,) if isinstance(self.held, SyncLease) else tuple(self.held.values())
+        return (self.held,) if isinstance(self.held, Lease) else tuple(self.held.values())
 
     def hold(self, take: Callable[[], H]) -> H:
         """Hold what *take* returns, and make its leases current, in the order in which they were taken."""
@@ -97,7 +98,7 @@ class Block:
             UsageError: it has left a transaction open in which it wrote.
         """
         try:
-            if isinstance(self.held, SyncLease):
+            if isinstance(self.held, Lease):
                 self._leave(self.held, None, raised, None)
             else:
                 blocks = contextlib.ExitStack()  # each lease sees what the one inside it raised
@@ -109,7 +110,7 @@ class Block:
             raise
         self._end()
 
-    def _leave(self, lease: SyncLease, _: object, raised: BaseException | None, __: object) -> None:
+    def _leave(self, lease: Lease, _: object, raised: BaseException | None, __: object) -> None:
         _ = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
         self._forget(lease)
         lease._give_back(raised)  # noqa: SLF001
@@ -129,7 +130,7 @@ class Block:
             self._among.remove(self)
         self._owner = None
 
-    def _forget(self, lease: SyncLease) -> None:
+    def _forget(self, lease: Lease) -> None:
         pop(lease)
         if (state := state_of(lease)) in self.thread.inside:
             self.thread.inside.remove(state)
@@ -220,7 +221,7 @@ def leave_block(_: Enterable, block: Block, raised: BaseException | None) -> Non
     block.leave(raised)
 
 
-class SyncLease(AnyLease):
+class Lease(AnyLease):
     """
     A lock that a thread holds, until its deadline.
 
@@ -231,7 +232,7 @@ class SyncLease(AnyLease):
 
     __slots__ = ("_blocks", "_bridge", "_client", "_handle")
 
-    def __init__(self, handle: Lease, bridge: LoopThread, client: Bridge) -> None:
+    def __init__(self, handle: TaskLease, bridge: LoopThread, client: Bridge) -> None:
         super().__init__(state_of(handle))
         self._handle = handle
         self._bridge = bridge
@@ -277,7 +278,7 @@ class SyncLease(AnyLease):
             _tell(self._bridge, self._state, callback)
 
     def renew(self) -> None:
-        """Renew now, besides the heartbeat. Errors are those of `Lease.renew`."""
+        """Renew now, besides the heartbeat. Errors are those of `fencing_sdk.Lease.renew`."""
         self.check()
         try:
             self._bridge.call(self._handle.renew, only=self._state.loop)
@@ -285,7 +286,7 @@ class SyncLease(AnyLease):
             raise self._state.loss() from None
 
     def release(self) -> None:
-        """Give the lock back. Idempotent and bounded, as `Lease.release`, whose errors it has."""
+        """Give the lock back. Idempotent and bounded, as `fencing_sdk.Lease.release`, whose errors it has."""
         self._give_back(None)
         if sys.exception() is None:
             self._state.refuse_left_open()
@@ -302,8 +303,8 @@ class SyncLease(AnyLease):
                 state.loop.call_soon_threadsafe(_abandon, self._handle)
 
 
-class SyncPermitLease(SyncLease):
-    """A permit of a `SyncSemaphore` that is held, until its deadline."""
+class PermitLease(Lease):
+    """A permit of a `Semaphore` that is held, until its deadline."""
 
     __slots__ = ()
 
@@ -313,12 +314,12 @@ class SyncPermitLease(SyncLease):
         return self._state.permit or 0
 
 
-async def give_back(*leases: SyncLease | None) -> None:
+async def give_back(*leases: Lease | None) -> None:
     """Undo an acquisition whose thread was interrupted. For this package alone."""
     await release_all(lease._handle for lease in leases if lease is not None)  # noqa: SLF001  (the one door to it)
 
 
-def _abandon(handle: Lease) -> None:
+def _abandon(handle: TaskLease) -> None:
     state = state_of(handle)  # its handle is kept until here: a lease that is dropped earlier warns
     state.keeper.abandon(state)
 

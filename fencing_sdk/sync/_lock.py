@@ -19,24 +19,35 @@ from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import NoReturn, ParamSpec, TypeVar, cast
 
-from fencing_sdk._lease import Lease, PermitLease
-from fencing_sdk._lock import Lock
+from fencing_sdk._lease import Lease as TaskLease
+from fencing_sdk._lease import PermitLease as TaskPermitLease
+from fencing_sdk._lock import Lock as TaskLock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import AcquireCancelledError, LeaseLostError, shown
-from fencing_sdk.recipes.election import Election, ElectionStanding, candidacy_of
+from fencing_sdk.recipes.election import Election as TaskElection
+from fencing_sdk.recipes.election import ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import TermLife
-from fencing_sdk.recipes.multilock import HeldLeases, MultiLock, acquire_all
-from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore, enter_one_of_the_two
-from fencing_sdk.sync._lease import Block, Bridge, SyncLease, SyncPermitLease, begin, give_back, leave_block, owned
+from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
+from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
+from fencing_sdk.recipes.shares import (
+    ReadWriteLock as TaskReadWriteLock,
+)
+from fencing_sdk.recipes.shares import (
+    Semaphore as TaskSemaphore,
+)
+from fencing_sdk.recipes.shares import (
+    enter_one_of_the_two,
+)
+from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, give_back, leave_block, owned
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import Cancel
 
 
-class SyncLock(Uncopied):
+class Lock(Uncopied):
     """
-    A lock for threads, described. Nothing is sent until it is entered or acquired. Made by `SyncLockClient.lock`.
+    A lock for threads, described. Nothing is sent until it is entered or acquired. Made by `LockClient.lock`.
 
     ``with lock as lease`` holds it, and raises `LeaseLostError` when it is left after a loss. Nothing stops the body
     meanwhile, so it reads ``lease.token`` for each write, and asks ``lease.check()`` in long work.
@@ -44,7 +55,7 @@ class SyncLock(Uncopied):
 
     __slots__ = ("_blocks", "_bridge", "_cancel", "_lock")
 
-    def __init__(self, bridge: Bridge, lock: Lock, cancel: threading.Event | None = None) -> None:
+    def __init__(self, bridge: Bridge, lock: TaskLock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
         self._cancel = None if cancel is None else Cancel(cancel, lock.name)
         self._lock = lock
@@ -56,102 +67,106 @@ class SyncLock(Uncopied):
         return self._lock.name
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {repr(self._lock).partition(' ')[2]}"
+        return f"<sync.{type(self).__name__} {repr(self._lock).partition(' ')[2]}"
 
-    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> SyncLease:
+    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> Lease:
         """
         Take the lock and return a plain handle, to be released by ``lease.release()`` in any thread.
 
         If the wait is interrupted, by `KeyboardInterrupt` or a time limit that a signal raises, nothing is left behind:
-        neither the place in the line, nor a lock that was granted by then. *wait* is that of `Lock.acquire`.
+        neither the place in the line, nor a lock that was granted by then. *wait*: see `fencing_sdk.Lock.acquire`.
 
         Raises:
             AcquireCancelledError: the event ``cancel`` of the lock is set.
-            FencingError: as `Lock.acquire`. `UsageError` when this thread is inside ``with`` of this lock.
+            FencingError: as `fencing_sdk.Lock.acquire`. `UsageError` when this thread is inside ``with`` of it.
             UnsupportedError: gevent or eventlet has replaced the threads of this process.
         """
         return self._take(wait)
 
-    def try_acquire(self) -> SyncLease | None:
+    def try_acquire(self) -> Lease | None:
         """
         Take the lock if it is free now, and return a plain handle, or None. One that is dropped releases the lock.
 
         Raises:
-            FencingError: as `Lock.try_acquire`.
+            FencingError: as `fencing_sdk.Lock.try_acquire`.
         """
         bridge = self._bridge()
 
-        async def taken() -> SyncLease | None:
+        async def taken() -> Lease | None:
             handle = await self._lock.try_acquire()
             return None if handle is None else self._lease(handle, bridge)
 
         return bridge.call(taken, undo=give_back)
 
     def locked(self) -> bool:
-        """Return whether the lock is held, by any holder. Errors are those of `Lock.locked`."""
+        """Return whether the lock is held, by any holder. Errors are those of `fencing_sdk.Lock.locked`."""
         return self._bridge().call(self._lock.locked)
 
-    def __enter__(self) -> SyncLease:
+    def __enter__(self) -> Lease:
         return self._enter(begin(self._blocks))
 
-    def _enter(self, block: Block) -> SyncLease:
+    def _enter(self, block: Block) -> Lease:
         return block.hold(self._take)
 
     __exit__ = owned(leave_block)
 
-    def _take(self, wait: Seconds | EllipsisType | None = ...) -> SyncLease:
+    def _take(self, wait: Seconds | EllipsisType | None = ...) -> Lease:
         bridge = self._bridge()
 
-        async def taken() -> SyncLease:
+        async def taken() -> Lease:
             return self._lease(await self._lock.acquire(wait=wait), bridge)
 
         return bridge.call(taken, undo=give_back, cancel=self._cancel)
 
-    def _lease(self, handle: Lease, bridge: LoopThread) -> SyncLease:
+    def _lease(self, handle: TaskLease, bridge: LoopThread) -> Lease:
         """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
-        return (SyncPermitLease if isinstance(handle, PermitLease) else SyncLease)(handle, bridge, self._bridge)
+        return (PermitLease if isinstance(handle, TaskPermitLease) else Lease)(handle, bridge, self._bridge)
 
 
-class SyncSemaphore(SyncLock):
-    """A number of permits for threads, described, as a `Semaphore` for tasks. Made by `SyncLockClient.semaphore`."""
+class Semaphore(Lock):
+    """
+    A number of permits for threads, described. Made by `LockClient.semaphore`.
+
+    As a `fencing_sdk.Semaphore` for tasks.
+    """
 
     __slots__ = ()
 
     @property
     def permits(self) -> int:
         """How many may be held at the same time."""
-        return cast("Semaphore", self._lock).permits
+        return cast("TaskSemaphore", self._lock).permits
 
-    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> SyncPermitLease:
-        """Take a permit and return a plain handle. Arguments and errors are those of `SyncLock.acquire`."""
+    def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> PermitLease:
+        """Take a permit and return a plain handle. Arguments and errors are those of `Lock.acquire`."""
         return super().acquire(wait=wait)  # type: ignore[return-value]  # no call of cast: a signal could come in it
 
-    def try_acquire(self) -> SyncPermitLease | None:
-        """Take a permit if one is free now. Errors are those of `SyncLock.try_acquire`."""
+    def try_acquire(self) -> PermitLease | None:
+        """Take a permit if one is free now. Errors are those of `Lock.try_acquire`."""
         return super().try_acquire()  # type: ignore[return-value]
 
     def holders(self) -> Sequence[Holder]:
-        """See `Semaphore.holders`."""
-        return self._bridge().call(cast("Semaphore", self._lock).holders)
+        """See `fencing_sdk.Semaphore.holders`."""
+        return self._bridge().call(cast("TaskSemaphore", self._lock).holders)
 
-    def __enter__(self) -> SyncPermitLease:
+    def __enter__(self) -> PermitLease:
         return super().__enter__()  # type: ignore[return-value]
 
 
-class SyncReadWriteLock(Uncopied):
+class ReadWriteLock(Uncopied):
     """
     Two locks on one name for threads: `reader`, which many may hold together, and `writer`.
 
-    As a `ReadWriteLock` for tasks. Made by `SyncLockClient.rwlock`.
+    As a `fencing_sdk.ReadWriteLock` for tasks. Made by `LockClient.rwlock`.
     """
 
     __slots__ = ("_bridge", "_lock", "_reader", "_writer")
 
-    def __init__(self, bridge: Bridge, lock: ReadWriteLock, cancel: threading.Event | None = None) -> None:
+    def __init__(self, bridge: Bridge, lock: TaskReadWriteLock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
         self._lock = lock
-        self._reader = SyncLock(bridge, lock.reader, cancel)
-        self._writer = SyncLock(bridge, lock.writer, cancel)
+        self._reader = Lock(bridge, lock.reader, cancel)
+        self._writer = Lock(bridge, lock.writer, cancel)
 
     @property
     def name(self) -> str:
@@ -159,17 +174,17 @@ class SyncReadWriteLock(Uncopied):
         return self._lock.name
 
     @property
-    def reader(self) -> SyncLock:
+    def reader(self) -> Lock:
         """Held together with other readers, whose token it has."""
         return self._reader
 
     @property
-    def writer(self) -> SyncLock:
+    def writer(self) -> Lock:
         """Held alone."""
         return self._writer
 
     def __repr__(self) -> str:
-        return f"<SyncReadWriteLock {shown(self.name)}>"
+        return f"<sync.ReadWriteLock {shown(self.name)}>"
 
     def __enter__(self) -> NoReturn:
         """
@@ -184,13 +199,13 @@ class SyncReadWriteLock(Uncopied):
         """Never called."""
 
     def holders(self) -> Sequence[Holder]:
-        """See `ReadWriteLock.holders`."""
+        """See `fencing_sdk.ReadWriteLock.holders`."""
         return self._bridge().call(self._lock.holders)
 
 
-class SyncHeldLocks(HeldLeases[SyncLease]):
+class HeldLocks(HeldLeases[Lease]):
     """
-    The leases of a `SyncMultiLock` that is held, by the names of the locks, in the order of their names.
+    The leases of a `MultiLock` that is held, by the names of the locks, in the order of their names.
 
     ``held["accounts/7"].token`` is the token of one lock, ``held.tokens`` those of all.
     """
@@ -198,7 +213,7 @@ class SyncHeldLocks(HeldLeases[SyncLease]):
     __slots__ = ()
 
 
-class SyncMultiLock(Uncopied):
+class MultiLock(Uncopied):
     """
     Several locks for a thread, described: ``with locks.multilock("accounts/1", "accounts/7") as held:``.
 
@@ -208,7 +223,7 @@ class SyncMultiLock(Uncopied):
 
     __slots__ = ("_blocks", "_bridge", "_cancel", "_multilock")
 
-    def __init__(self, bridge: Bridge, multilock: MultiLock, cancel: threading.Event | None = None) -> None:
+    def __init__(self, bridge: Bridge, multilock: TaskMultiLock, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
         self._cancel = None if cancel is None else Cancel(cancel, ", ".join(multilock.names))
         self._multilock = multilock
@@ -220,16 +235,16 @@ class SyncMultiLock(Uncopied):
         return self._multilock.names
 
     def __repr__(self) -> str:
-        return f"<SyncMultiLock {', '.join(map(shown, self.names))}>"
+        return f"<sync.MultiLock {', '.join(map(shown, self.names))}>"
 
-    def __enter__(self) -> SyncHeldLocks:
+    def __enter__(self) -> HeldLocks:
         block, bridge = begin(self._blocks), self._bridge()
 
-        async def taken() -> SyncHeldLocks:
+        async def taken() -> HeldLocks:
             handles = await acquire_all(self._multilock)
-            return SyncHeldLocks({name: SyncLease(handle, bridge, self._bridge) for name, handle in handles.items()})
+            return HeldLocks({name: Lease(handle, bridge, self._bridge) for name, handle in handles.items()})
 
-        def take() -> SyncHeldLocks:  # no partial: a signal could strike between its end and the keeping of its value
+        def take() -> HeldLocks:  # no partial: a signal could strike between its end and the keeping of its value
             return bridge.call(taken, undo=lambda held: give_back(*held.values()), cancel=self._cancel)
 
         return block.hold(take)
@@ -241,7 +256,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SyncElectionTerm(Uncopied):
+class ElectionTerm(Uncopied):
     """
     The lead of this process, for as long as its lease is held: ``with term as lease``, at once and once.
 
@@ -251,15 +266,15 @@ class SyncElectionTerm(Uncopied):
 
     __slots__ = ("_block", "_blocks")
 
-    def __init__(self, block: SyncTermBlock) -> None:
+    def __init__(self, block: TermBlock) -> None:
         self._block = block
         self._blocks: list[Block] = []
 
     def __repr__(self) -> str:
-        return f"<SyncElectionTerm of {self.lease!r}>"
+        return f"<sync.ElectionTerm of {self.lease!r}>"
 
     @property
-    def lease(self) -> SyncLease:
+    def lease(self) -> Lease:
         """The lease of the term."""
         return self._block.lease
 
@@ -268,7 +283,7 @@ class SyncElectionTerm(Uncopied):
         """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
         return self._block.over
 
-    def __enter__(self) -> SyncLease:
+    def __enter__(self) -> Lease:
         self._block.enter(self._blocks)
         return self._block.lease
 
@@ -278,7 +293,7 @@ class SyncElectionTerm(Uncopied):
     __exit__ = owned(_end)
 
 
-class SyncTermBlock(TermLife[SyncLease]):
+class TermBlock(TermLife[Lease]):
     """The block of a thread, which nothing stops: what it holds is released when it has ended."""
 
     __slots__ = ()
@@ -308,17 +323,17 @@ class SyncTermBlock(TermLife[SyncLease]):
         return self.swallows(raised, end)
 
 
-class SyncElection(Uncopied):
+class Election(Uncopied):
     """
-    An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `SyncLockClient.election`.
+    An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `LockClient.election`.
 
     The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is no
-    outage, as an `Election` for tasks.
+    outage, as a `fencing_sdk.Election` for tasks.
     """
 
     __slots__ = ("_bridge", "_cancel", "_election")
 
-    def __init__(self, bridge: Bridge, election: Election, cancel: threading.Event | None = None) -> None:
+    def __init__(self, bridge: Bridge, election: TaskElection, cancel: threading.Event | None = None) -> None:
         self._bridge = bridge
         self._cancel = None if cancel is None else Cancel(cancel, election.name)
         self._election = election
@@ -339,15 +354,15 @@ class SyncElection(Uncopied):
         return self._election.standing
 
     def __repr__(self) -> str:
-        return f"<SyncElection {shown(self.name)} {self.standing.value}>"
+        return f"<sync.Election {shown(self.name)} {self.standing.value}>"
 
     def leader(self) -> Holder | None:
-        """See `Election.leader`."""
+        """See `fencing_sdk.Election.leader`."""
         return self._bridge().call(self._election.leader)
 
     def resign(self) -> None:
         """
-        End the term of this process, if it leads: `SyncElectionTerm.over` is true from now on.
+        End the term of this process, if it leads: `ElectionTerm.over` is true from now on.
 
         The lock is released when the body has ended, and the loop stands again, behind those who wait. To leave the
         election, ``break`` out of the loop.
@@ -357,12 +372,12 @@ class SyncElection(Uncopied):
         """
         self._election.resign()
 
-    def __iter__(self) -> Iterator[SyncElectionTerm]:
+    def __iter__(self) -> Iterator[ElectionTerm]:
         resigned = False
         while (block := self._stand(resigned=resigned)) is not None:
             try:
                 block.win()
-                yield SyncElectionTerm(block)
+                yield ElectionTerm(block)
                 if (error := block.pass_over()) is not None:
                     block.lease.release()
                     raise error
@@ -371,14 +386,14 @@ class SyncElection(Uncopied):
                     block.lease.release()
             resigned = block.stopped
 
-    def _stand(self, *, resigned: bool) -> SyncTermBlock | None:
+    def _stand(self, *, resigned: bool) -> TermBlock | None:
         """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
         bridge, candidacy = self._bridge(), candidacy_of(self._election)
 
-        async def stood() -> SyncTermBlock | None:
+        async def stood() -> TermBlock | None:
             handle = await candidacy.stand(resigned=resigned)
-            lease = None if handle is None else SyncLease(handle, bridge, self._bridge)
-            return None if lease is None else SyncTermBlock(candidacy.election, lease)
+            lease = None if handle is None else Lease(handle, bridge, self._bridge)
+            return None if lease is None else TermBlock(candidacy.election, lease)
 
         try:
             return bridge.call(stood, undo=_give_back_term, cancel=self._cancel)
@@ -386,13 +401,13 @@ class SyncElection(Uncopied):
             return None
 
 
-async def _give_back_term(block: SyncTermBlock | None) -> None:
+async def _give_back_term(block: TermBlock | None) -> None:
     if block is not None:
         await give_back(block.lease)
 
 
 def as_leader(
-    function: Callable[P, R], election_of: Callable[[tuple[object, ...], dict[str, object]], SyncElection]
+    function: Callable[P, R], election_of: Callable[[tuple[object, ...], dict[str, object]], Election]
 ) -> Callable[P, R | None]:
     """Run *function* as the leader of the election that the arguments of each call name."""
 

@@ -22,9 +22,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fencing_sdk._arguments import check_threads_are_real
-from fencing_sdk._client import LockClient, drain_of, enter
+from fencing_sdk._client import LockClient as TaskLockClient
+from fencing_sdk._client import drain_of, enter
 from fencing_sdk._client_operating import reach
-from fencing_sdk._lease import Lease, held_here, state_of
+from fencing_sdk._lease import Lease as TaskLease
+from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
@@ -88,7 +90,7 @@ _running: set[LoopThread] = set()
 class LoopThread:
     """The thread of one client in one process. It starts with the first call, and again after it was closed."""
 
-    def __init__(self, client: LockClient) -> None:
+    def __init__(self, client: TaskLockClient) -> None:
         self._client = client
         self._generation = forks.here()
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
@@ -367,10 +369,10 @@ def _too_late(error: BaseException) -> UsageError | None:
 
 
 def _job_in(loop: asyncio.AbstractEventLoop | None) -> str | None:
-    """Return the lock of the job whose body this is, if it runs for *loop*. A block of a thread has a `SyncLease`."""
+    """Return the lock of the job whose body this is, if it runs for *loop*. A block of a thread has a `Lease`."""
     if loop is None:
         return None
-    leases = (lease for lease in held_here() if isinstance(lease, Lease) and state_of(lease).loop is loop)
+    leases = (lease for lease in held_here() if isinstance(lease, TaskLease) and state_of(lease).loop is loop)
     return next((lease.name for lease in leases), None)
 
 

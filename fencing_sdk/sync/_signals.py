@@ -28,14 +28,14 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType, TracebackType
 
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient as TaskLockClient
 from fencing_sdk._client_operating import draining_of
 from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk.errors import LossReason, UnsupportedError, UsageError, shown
 from fencing_sdk.recipes.drain_signals import DrainBlock
-from fencing_sdk.sync._lease import LEAVING, Block, SyncLease, owned
-from fencing_sdk.sync._lock import SyncLock
+from fencing_sdk.sync._lease import LEAVING, Block, Lease, owned
+from fencing_sdk.sync._lock import Lock
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import ClosedMeanwhileError
 
@@ -45,12 +45,12 @@ _AGAIN, _LATER = 0.02, 1.0
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
-class InterruptingLock(SyncLock):
-    """A `SyncLock` of ``interrupt=True``: the loss of its lease raises `LeaseLostError` in the block, at once."""
+class InterruptingLock(Lock):
+    """A `Lock` of ``interrupt=True``: the loss of its lease raises `LeaseLostError` in the block, at once."""
 
     __slots__ = ()
 
-    def _enter(self, block: Block) -> SyncLease:
+    def _enter(self, block: Block) -> Lease:
         interrupt = Interrupt(self.name)
         block.ending = interrupt.end
         lease = super()._enter(block)
@@ -87,11 +87,11 @@ class Interrupt:
         if threading.current_thread() is not threading.main_thread():
             msg = f"lock {shown(name)} has interrupt=True, which works in the main thread alone; ask lease.check() here"
             raise UsageError(msg)
-        self._lease: SyncLease | None = None
+        self._lease: Lease | None = None
         self._entered = False
         self._told = False
 
-    def begin(self, lease: SyncLease) -> None:
+    def begin(self, lease: Lease) -> None:
         """
         Break the block from now on when *lease* is lost.
 
@@ -179,15 +179,15 @@ def _is_leaving(frame: FrameType | None) -> bool:
     return False
 
 
-class SyncDrainOnSignals(DrainBlock):
-    """The block during which a signal drains the client. Made by `SyncLockClient.draining_on`."""
+class DrainOnSignals(DrainBlock):
+    """The block during which a signal drains the client. Made by `LockClient.draining_on`."""
 
     __slots__ = ("_bridge", "_client", "_loop")
 
     def __init__(
         self,
         bridge: Callable[[], LoopThread],
-        client: LockClient,
+        client: TaskLockClient,
         signals: tuple[signal.Signals, ...],
         within: float,
     ) -> None:

@@ -27,7 +27,7 @@ from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revok
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
-from fencing_sdk.sync._client import SyncLockClient
+from fencing_sdk.sync._client import LockClient as SyncLockClient
 from fencing_sdk.sync._lease import LEAVING
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import Cancel, ThreadCall

@@ -202,7 +202,7 @@ def test_json_has_everything(fencing: Fencing, url: str):
     assert told.keys() == {"findings", "measurements", "advice"}
     (finding,) = [finding for finding in told["findings"] if quiet(finding["check"])]
     assert (finding["check"], finding["severity"]) == ("sqlite.synchronous", "note")
-    assert finding.keys() == {"check", "severity", "what", "reason", "mend"}
+    assert finding.keys() == {"check", "severity", "what", "reason", "fix"}
     assert told["advice"]["ttl"] >= 15
     assert len(told["measurements"]["tokens"]) >= 4  # a lock that is handed on slowly is handed on again
 

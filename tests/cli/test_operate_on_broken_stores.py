@@ -83,7 +83,7 @@ def diagnoses(run: Run, url: str, sentence: str) -> None:
     told = [found["check"] for found in findings if re.search(sentence, found["what"])]
     assert {found["check"] for found in findings if found["severity"] == "error"}.intersection(told), findings
     assert "store.renewals" not in told  # where no lock can be taken, no renewal has failed
-    assert all(found["mend"] for found in findings)
+    assert all(found["fix"] for found in findings)
 
 
 def looks(run: Run, url: str, lease: Lease) -> None:

@@ -331,7 +331,7 @@ async def test_what_a_slow_store_says_is_told_instead_of_the_time_it_took(monkey
 async def test_no_lock_stays_held_whatever_fails(kind: type[Telling]):
     backend = kind()
     await examined(backend)
-    assert not (await backend.list_held("", None, 10)).holders
+    assert not (await backend.list_holders("", None, 10)).holders
 
 
 class Credulous(MemoryGuard):

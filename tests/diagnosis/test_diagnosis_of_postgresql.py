@@ -52,7 +52,7 @@ async def test_a_setting_that_breaks_a_promise_is_found(start_postgresql: StartP
     findings = await found(server.url)
     assert findings[check].severity == severity
     assert set(findings) <= {check, "store.reachable"}
-    assert all(finding.reason and finding.mend for finding in findings.values())
+    assert all(finding.reason and finding.fix for finding in findings.values())
 
 
 async def test_a_server_with_few_connections_left_is_found(start_postgresql: StartPostgresql):
@@ -69,7 +69,7 @@ async def test_a_server_with_few_connections_left_is_found(start_postgresql: Sta
 async def test_standbys_that_no_commit_waits_for_are_found(postgresql_group: Replicated, tokens: str, severity):
     findings = await found(postgresql_group.primary.url, tokens=tokens)
     assert findings["postgresql.standbys"].severity == severity
-    assert findings["postgresql.standbys"].mend.endswith(
+    assert findings["postgresql.standbys"].fix.endswith(
         "SELECT pg_reload_conf(); every commit of this server then waits for that standby, and hangs while it is away: "
         "add a second one"
     )
@@ -94,7 +94,7 @@ async def test_a_pooler_is_found(mode: str, postgresql_server: PostgresqlServer)
     finding = findings["postgresql.pooler-retry"]
     assert finding.severity == NOTE
     assert "server_login_retry" in finding.reason
-    assert "server_login_retry" in finding.mend
+    assert "server_login_retry" in finding.fix
     transactions = findings.get("postgresql.pooler")
     assert (transactions and transactions.severity) == (WARNING if mode == "transaction" else None)
 
@@ -109,7 +109,7 @@ async def test_missing_tables_and_rights_are_found(postgresql_server: Postgresql
     await postgresql_server.execute("GRANT USAGE ON SCHEMA fencing TO app; GRANT SELECT ON fencing.fencing_lock TO app")
     finding = (await found(url))["postgresql.rights"]
     assert "fencing_lock" in finding.what
-    await postgresql_server.execute(finding.mend)
+    await postgresql_server.execute(finding.fix)
     assert set(await found(url)) == ON_TEST_SERVERS
 
 

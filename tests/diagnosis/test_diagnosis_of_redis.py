@@ -63,7 +63,7 @@ async def test_a_setting_that_breaks_a_promise_is_found(start_redis: StartRedis,
     server = await asyncio.to_thread(start_redis, **SOUND | settings)
     findings = await found(url_of(server))
     assert findings[check].severity == severity
-    assert all(finding.reason and finding.mend for finding in findings.values())
+    assert all(finding.reason and finding.fix for finding in findings.values())
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ async def test_replicas_that_no_client_waits_for_are_found(redis_binary: str):
     async with Replicated(binary=redis_binary, **SOUND, masterauth="secret") as group:
         findings = await found(url_of(group.master))
         assert findings["redis.replicas"].severity == WARNING
-        assert "min_replicas=1" in findings["redis.replicas"].mend
-        assert "while that replica is away: add a second one" in findings["redis.replicas"].mend
+        assert "min_replicas=1" in findings["redis.replicas"].fix
+        assert "while that replica is away: add a second one" in findings["redis.replicas"].fix
         waited_for = await found(url_of(group.master), min_replicas=1)
         assert not [check for check in waited_for if check.startswith("redis.")]
         assert (await found(url_of(group.master), min_replicas=2))["redis.min-replicas"].severity == ERROR
@@ -201,7 +201,7 @@ def test_an_old_version_is_found():
 def test_a_node_of_a_quorum_is_not_told_to_demand_replicas():
     info = {"redis_version": "7.0.15", "role": "master", "slave0": "ip=a,port=1,state=online,offset=1,lag=0"}
     alone, voting = (judged(OF_SERVER, RedisFacts("a:1", info, {}, votes=votes)) for votes in (False, True))
-    (one,), (other,) = ([each.mend for each in all_of if each.check == "redis.replicas"] for all_of in (alone, voting))
+    (one,), (other,) = ([each.fix for each in all_of if each.check == "redis.replicas"] for all_of in (alone, voting))
     assert "min_replicas=1" in one
     assert "min_replicas" not in other
 

@@ -62,7 +62,7 @@ async def test_a_setting_that_breaks_a_promise_is_found(start_zookeeper: StartZo
     server = await asyncio.to_thread(start_zookeeper, settings=[line])
     findings = await found(url_of([server.address]))
     assert {each: findings[each].severity for each in findings} == {"zookeeper.ensemble": WARNING, check: severity}
-    assert all(finding.reason and finding.mend for finding in findings.values())
+    assert all(finding.reason and finding.fix for finding in findings.values())
 
 
 def test_an_old_version_and_an_even_number_of_members_are_found():

@@ -21,7 +21,7 @@ from fencing_sdk import Skipped, StaleTokenError, Token, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.django import FenceField, own_connection, write_fenced
-from fencing_sdk.sync import SyncLockClient, connect, current_token
+from fencing_sdk.sync import LockClient, connect, current_token
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -126,7 +126,7 @@ def test_a_query_of_several_rows_writes_none_of_them(using: str):
 
 
 @pytest.fixture
-def locks() -> Iterator[SyncLockClient]:
+def locks() -> Iterator[LockClient]:
     with connect(MemoryBackend(tokens="counter")) as locks:
         yield locks
 
@@ -164,7 +164,7 @@ def around(request: pytest.FixtureRequest, using: str) -> Callable[[Callable[[],
     return run
 
 
-def test_a_transaction_around_the_lock_is_refused_before_it_writes(using: str, locks: SyncLockClient, around):
+def test_a_transaction_around_the_lock_is_refused_before_it_writes(using: str, locks: LockClient, around):
     refused = []
 
     def view() -> None:
@@ -187,32 +187,32 @@ def test_a_transaction_around_the_lock_is_refused_before_it_writes(using: str, l
     assert passenger(using) == ""
 
 
-def held_by_a_block(locks: SyncLockClient, write: Callable[[], object]) -> None:
+def held_by_a_block(locks: LockClient, write: Callable[[], object]) -> None:
     with locks.lock("seats/42"):
         write()
 
 
-def held_by_a_function(locks: SyncLockClient, write: Callable[[], object]) -> None:
-    locks.locked("seats/42")(write)()
+def held_by_a_function(locks: LockClient, write: Callable[[], object]) -> None:
+    locks.locking("seats/42")(write)()
 
 
-def held_by_a_job(locks: SyncLockClient, write: Callable[[], object]) -> None:
+def held_by_a_job(locks: LockClient, write: Callable[[], object]) -> None:
     run = locks.job("seats/42", at_least_for=0.01)(write)
     while isinstance(run(), Skipped):  # the lock is kept for a moment after the run before
         time.sleep(0.01)
 
 
-def held_by_several(locks: SyncLockClient, write: Callable[[], object]) -> None:
+def held_by_several(locks: LockClient, write: Callable[[], object]) -> None:
     with locks.multilock("seats/41", "seats/42"):
         write()
 
 
-def held_by_a_writer(locks: SyncLockClient, write: Callable[[], object]) -> None:
+def held_by_a_writer(locks: LockClient, write: Callable[[], object]) -> None:
     with locks.rwlock("seats/42").writer:
         write()
 
 
-def held_by_a_leader(locks: SyncLockClient, write: Callable[[], object]) -> None:
+def held_by_a_leader(locks: LockClient, write: Callable[[], object]) -> None:
     for term in locks.election("seats/42"):
         with term:
             write()
@@ -222,7 +222,7 @@ def held_by_a_leader(locks: SyncLockClient, write: Callable[[], object]) -> None
 @pytest.mark.parametrize(
     "hold", [held_by_a_block, held_by_a_function, held_by_a_job, held_by_several, held_by_a_writer, held_by_a_leader]
 )
-def test_whatever_holds_the_lock_knows_the_transaction_around_it(using: str, locks: SyncLockClient, hold):
+def test_whatever_holds_the_lock_knows_the_transaction_around_it(using: str, locks: LockClient, hold):
     def write() -> None:
         write_fenced(seat(using), current_token("seats/42"), passenger="Ada")
 
@@ -237,7 +237,7 @@ def test_whatever_holds_the_lock_knows_the_transaction_around_it(using: str, loc
     assert passenger(using) == "Ada"
 
 
-def test_a_transaction_around_the_lock_that_admits_the_token_first_may_write(using: str, locks: SyncLockClient, around):
+def test_a_transaction_around_the_lock_that_admits_the_token_first_may_write(using: str, locks: LockClient, around):
     guard = SqlGuard()
 
     def view() -> None:
@@ -249,7 +249,7 @@ def test_a_transaction_around_the_lock_that_admits_the_token_first_may_write(usi
     assert passenger(using) == "Ada"
 
 
-def test_a_transaction_around_the_lock_with_a_token_from_elsewhere_may_write(using: str, locks: SyncLockClient, around):
+def test_a_transaction_around_the_lock_with_a_token_from_elsewhere_may_write(using: str, locks: LockClient, around):
     """As with the token of a request: its caller holds the lock until the answer, which comes after the commit."""
 
     def view() -> None:
@@ -261,7 +261,7 @@ def test_a_transaction_around_the_lock_with_a_token_from_elsewhere_may_write(usi
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_transaction_inside_of_the_lock_may_write(using: str, locks: SyncLockClient, durable: bool):
+def test_a_transaction_inside_of_the_lock_may_write(using: str, locks: LockClient, durable: bool):
     with locks.lock("seats/42") as lease:
         for name in ("Ada", "Bob"):
             with transaction.atomic(using=using, durable=durable):
@@ -270,7 +270,7 @@ def test_a_transaction_inside_of_the_lock_may_write(using: str, locks: SyncLockC
     assert passenger(using) == "Cid"
 
 
-def test_a_view_without_the_transaction_of_requests_has_the_lock_outside(using: str, locks: SyncLockClient):
+def test_a_view_without_the_transaction_of_requests_has_the_lock_outside(using: str, locks: LockClient):
     connections.databases[using]["ATOMIC_REQUESTS"] = True
 
     @transaction.non_atomic_requests(using)
@@ -282,7 +282,7 @@ def test_a_view_without_the_transaction_of_requests_has_the_lock_outside(using: 
     assert passenger(using) == "Ada"
 
 
-def test_a_lock_that_is_given_back_inside_of_its_transaction_is_refused(using: str, locks: SyncLockClient):
+def test_a_lock_that_is_given_back_inside_of_its_transaction_is_refused(using: str, locks: LockClient):
     """The transaction is not older than the lease, and is committed too late nevertheless."""
     with pytest.raises(UsageError, match=r"durable=True"), contextlib.ExitStack() as request:
         with locks.lock("seats/42") as lease:
@@ -291,7 +291,7 @@ def test_a_lock_that_is_given_back_inside_of_its_transaction_is_refused(using: s
     assert passenger(using) == ""
 
 
-def test_the_transaction_around_a_test_of_django_is_no_transaction_of_the_code(using: str, locks: SyncLockClient):
+def test_the_transaction_around_a_test_of_django_is_no_transaction_of_the_code(using: str, locks: LockClient):
     """`TestCase` rolls it back. What is refused without it is refused with it, and nothing else."""
 
     class Around(TestCase):
@@ -311,7 +311,7 @@ def test_the_transaction_around_a_test_of_django_is_no_transaction_of_the_code(u
     assert passenger(using) == ""
 
 
-def test_of_two_requests_at_once_one_gets_the_seat(using: str, locks: SyncLockClient):
+def test_of_two_requests_at_once_one_gets_the_seat(using: str, locks: LockClient):
     """The first one's commit comes when the second one has read the row: both were told that they had the seat."""
     answers: dict[str, str] = {}
     has_read = threading.Event()

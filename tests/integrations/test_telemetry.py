@@ -101,7 +101,7 @@ async def a_story(*observers: Callable[[Event], None]) -> None:
     """Two reports, a try that finds a lock held, a job that ran and was skipped, a stale write, a loss at closing."""
     locks, guard = connect("memory://", observers=observers), MemoryGuard(observers=observers)
 
-    @locks.locked("report/{report_id}")
+    @locks.locking("report/{report_id}")
     async def report(report_id: int) -> None: ...
 
     @locks.job("nightly/{day}", at_least_for=60)
@@ -178,7 +178,7 @@ async def every_recipe(locks: LockClient, name: str) -> None:
     await job()
 
 
-def every_recipe_of_threads(locks: sync.SyncLockClient, name: str) -> None:
+def every_recipe_of_threads(locks: sync.LockClient, name: str) -> None:
     one_of_each = (
         locks.lock(name),
         locks.semaphore(name, permits=2),
@@ -438,7 +438,7 @@ async def test_an_acquisition_and_its_lease_are_spans_under_the_callers(spans: S
     provider, finished = spans
     async with connect("memory://", observers=[OpenTelemetrySpans(tracer_provider=provider)]) as locks:
 
-        @locks.locked("report/{report_id}")
+        @locks.locking("report/{report_id}")
         async def report(report_id: int) -> tuple[int, str]:
             lease = current_lease()
             return lease.token, lease.holder

@@ -431,7 +431,7 @@ class Player:
         found, cursor = [], None
         while True:
             page = await self._call(
-                OBSERVER, lambda backend, cursor=cursor: backend.list_held(f"{self._serial}-", cursor, 2)
+                OBSERVER, lambda backend, cursor=cursor: backend.list_holders(f"{self._serial}-", cursor, 2)
             )
             found += page.holders
             if (cursor := page.cursor) is None:

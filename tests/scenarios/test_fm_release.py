@@ -442,11 +442,11 @@ async def in_several_locks_of_a_task(locks, store):
 
 
 def in_a_function(locks, store):
-    locks.locked("a")(lambda: vanish(store, current_lease()))()
+    locks.locking("a")(lambda: vanish(store, current_lease()))()
 
 
 async def in_a_function_of_a_task(locks, store):
-    @locks.locked("a")
+    @locks.locking("a")
     async def function():
         vanish(store, current_lease())
 

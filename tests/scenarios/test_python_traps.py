@@ -810,7 +810,7 @@ async def test_a_task_that_holds_a_lock_and_waits_for_it_is_told_instead_of_wait
 
 @every_loop
 async def test_a_decorated_coroutine_that_calls_itself_is_told(stage):
-    @stage.client.locked("a")
+    @stage.client.locking("a")
     async def recurse():
         await recurse()
 

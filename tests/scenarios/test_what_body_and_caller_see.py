@@ -1029,7 +1029,7 @@ async def test_an_exit_stack_leaves_its_locks_in_order(stage):
 
 
 async def test_a_decorated_coroutine_sees_what_a_body_sees(stage):
-    @stage.client.locked("a", ttl=10)
+    @stage.client.locking("a", ttl=10)
     async def work():
         stage.revoke_soon()
         assert current_token() == 1

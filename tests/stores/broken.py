@@ -917,8 +917,8 @@ class StoppingTwiceIsAnError(Sound):
 
 @caught_by("test_what_is_held_is_listed_as_inspect_shows_it")
 class ListsWithoutMetadata(Sound):
-    async def list_held(self, prefix, cursor, limit):
-        page = await super().list_held(prefix, cursor, limit)
+    async def list_holders(self, prefix, cursor, limit):
+        page = await super().list_holders(prefix, cursor, limit)
         return replace(page, holders=[replace(holder, metadata=None) for holder in page.holders])
 
 
@@ -934,15 +934,15 @@ class InspectForgetsWhenTheGrantWas(Sound):
 
 @caught_by("test_the_prefix_chooses_and_its_characters_mean_themselves")
 class TakesThePrefixForAPattern(Sound):
-    async def list_held(self, prefix, cursor, limit):
-        page = await super().list_held("", cursor, limit)
+    async def list_holders(self, prefix, cursor, limit):
+        page = await super().list_holders("", cursor, limit)
         return replace(page, holders=[found for found in page.holders if fnmatch.fnmatchcase(found.name, f"{prefix}*")])
 
 
 @caught_by("test_every_page_goes_on_where_the_last_one_ended")
 class ListsOnePage(Sound):
-    async def list_held(self, prefix, cursor, limit):
-        return replace(await super().list_held(prefix, cursor, limit), cursor=None)
+    async def list_holders(self, prefix, cursor, limit):
+        return replace(await super().list_holders(prefix, cursor, limit), cursor=None)
 
 
 @caught_by("test_waiters_are_listed_in_the_order_of_the_line")
@@ -961,8 +961,8 @@ class ListsTheHolderAsAWaiter(Sound):
 
 @caught_by("test_every_permit_and_every_reader_is_listed")
 class ListsOneOfSeveral(Sound):
-    async def list_held(self, prefix, cursor, limit):
-        page = await super().list_held(prefix, cursor, limit)
+    async def list_holders(self, prefix, cursor, limit):
+        page = await super().list_holders(prefix, cursor, limit)
         return replace(page, holders=list({holder.name: holder for holder in page.holders}.values()))
 
 

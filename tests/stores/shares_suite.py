@@ -136,7 +136,7 @@ class SharesSuite:
             async with asyncio.timeout(PATIENCE):
                 await turn.wait()
             assert list(await rival.holders(NAME)) == []
-            assert list((await rival.list_held(NAME, None, 10)).holders) == []
+            assert list((await rival.list_holders(NAME, None, 10)).holders) == []
             assert [one.holder for one in await rival.list_waiters(NAME)] == [claim.holder]
             await served(backend, claim, turn)
         assert [one.holder for one in await rival.holders(NAME)] == [claim.holder]

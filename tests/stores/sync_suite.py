@@ -41,7 +41,7 @@ from fencing_sdk import (
 from fencing_sdk._values.reports import HolderFacts, read_facts
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
-from fencing_sdk.sync import SyncLockClient, connect, current_lease, current_token
+from fencing_sdk.sync import LockClient, connect, current_lease, current_token
 
 WORKER = Path(__file__).parents[1] / "support" / "workers" / "sync_worker.py"
 STANDSTILL = 2.0
@@ -241,7 +241,7 @@ class SyncSuite:
         await asyncio.to_thread(self._close, bench.url)
 
     def _close(self, url: str) -> None:
-        locks: SyncLockClient = connect(url)
+        locks: LockClient = connect(url)
         lease = locks.lock("a", ttl=300).acquire()
         locks.close()
         assert lease.lost_reason is LossReason.CLOSED

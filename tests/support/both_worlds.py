@@ -26,7 +26,7 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.backends.memory import MemoryBackend
 
 _DESCRIBE = {"draining_on", "election", "lock", "multilock", "rwlock", "semaphore", "status"}
-_DECORATE = {"elected", "job", "locked"}
+_DECORATE = {"elected", "job", "locking"}
 _AT_ONCE = {"check", "headers", "resign"}
 """What needs no ``await`` in either world."""
 
@@ -42,7 +42,7 @@ class Waiting:
         return self._call(found) if inspect.ismethod(found) else shown(found)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        of_client = isinstance(self.thing, fencing_sdk.sync.SyncLockClient)
+        of_client = isinstance(self.thing, fencing_sdk.sync.LockClient)
         if of_client and method.__name__ in _DECORATE:
             return lambda *args, **kwargs: _decorating(method(*args, **kwargs))
         if (of_client and method.__name__ in _DESCRIBE) or method.__name__ in _AT_ONCE:

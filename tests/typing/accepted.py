@@ -39,13 +39,13 @@ from fencing_sdk.testing import FaultyBackend
 locks = connect("memory://", namespace="shop", tokens="counter")
 
 
-@locks.locked("report/{report_id}", ttl=30, wait=timedelta(seconds=5), backoff=wait_exponential() + wait_random(0, 1))
+@locks.locking("report/{report_id}", ttl=30, wait=timedelta(seconds=5), backoff=wait_exponential() + wait_random(0, 1))
 async def build_report(report_id: int, /, *parts: str, scale: float = 1.0) -> list[bytes]:
     return [b"%d" % report_id, *(part.encode() for part in parts)]
 
 
 class Tenant:
-    @locks.locked("tenant/{self.key}")
+    @locks.locking("tenant/{self.key}")
     async def update(self, price: int) -> str:
         return str(price)
 

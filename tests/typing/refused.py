@@ -19,7 +19,7 @@ from fencing_sdk.guards.sql import SqlGuard
 locks = connect("memory://")
 
 
-@locks.locked("report/{report_id}")
+@locks.locking("report/{report_id}")
 async def build_report(report_id: int) -> str:
     return str(report_id)
 
@@ -46,15 +46,15 @@ def nightly_at_once() -> None: ...
 def withdraw(account_id: int) -> None: ...
 
 
-@locks.locked("a")  # type: ignore[arg-type]
+@locks.locking("a")  # type: ignore[arg-type]
 def not_a_coroutine() -> None: ...
 
 
-@locks.locked("a", timeout=5)  # type: ignore[call-arg]
+@locks.locking("a", timeout=5)  # type: ignore[call-arg]
 async def misspelt_option() -> None: ...
 
 
-@locks.locked("a", ttl="30")  # type: ignore[arg-type]
+@locks.locking("a", ttl="30")  # type: ignore[arg-type]
 async def wrong_type_of_option() -> None: ...
 
 

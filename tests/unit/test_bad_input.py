@@ -378,7 +378,7 @@ def test_a_decorator_that_cannot_work_is_refused_when_it_decorates(parameter, va
         called.append(1)
 
     names = (parameter, "resource") if parameter == "fences" else (parameter,)
-    refuse(lambda: client.locked(**arguments)(book), *names)
+    refuse(lambda: client.locking(**arguments)(book), *names)
     assert store.requests == called == []
 
 
@@ -523,8 +523,8 @@ def test_a_backend_object_takes_no_options():
         lambda client: client.lock("a", timeout=5),
         lambda client: client.lock("a", 5),
         lambda client: client.lock(),
-        lambda client: client.locked("a", tll=5),
-        lambda client: client.locked("a", blocking=False),
+        lambda client: client.locking("a", tll=5),
+        lambda client: client.locking("a", blocking=False),
         lambda client: LockClient(MemoryBackend(), namespce="a"),
         lambda client: LockClient(MemoryBackend(), "a"),
         lambda client: LockClient(),
@@ -555,7 +555,7 @@ async def test_a_bad_patience_of_one_call_asks_nobody(wait):
 
 @pytest.mark.parametrize("function", [print, None, 5, "book", lambda: None, LockClient, Loud()], ids=label)
 def test_what_is_no_coroutine_function_cannot_be_decorated(function):
-    text = refuse(lambda: LockClient(MemoryBackend()).locked("seats/42", ttl=5)(function), "locked")
+    text = refuse(lambda: LockClient(MemoryBackend()).locking("seats/42", ttl=5)(function), "locking")
     assert "async def" in text
 
 
@@ -563,7 +563,7 @@ def test_forgetting_the_parentheses_of_the_decorator_is_noticed_at_once():
     client = LockClient(MemoryBackend())
     with pytest.raises(ConfigurationError, match=r"^name must be a str, not function"):
 
-        @client.locked
+        @client.locking
         async def book() -> None: ...
 
 
@@ -573,7 +573,7 @@ def test_a_malformed_template_is_refused_when_it_decorates(name):
 
     async def book(seat: int) -> None: ...
 
-    refuse(lambda: client.locked(name)(book), "name")
+    refuse(lambda: client.locking(name)(book), "name")
 
 
 async def test_arguments_that_make_a_bad_name_send_nothing():
@@ -581,7 +581,7 @@ async def test_arguments_that_make_a_bad_name_send_nothing():
     ran = []
     async with LockClient(store) as client:
 
-        @client.locked("{seat}")
+        @client.locking("{seat}")
         async def book(seat: str) -> None:
             ran.append(seat)
 

@@ -95,7 +95,7 @@ async def test_no_acquisition_begins():
         assert clients.ours.draining
         assert now() == 0.0, "nothing was held"
         lock = clients.ours.lock("a")
-        for acquire in (lock.acquire, lock.try_acquire, lock.__aenter__, clients.ours.locked("a")(settle)):
+        for acquire in (lock.acquire, lock.try_acquire, lock.__aenter__, clients.ours.locking("a")(settle)):
             with pytest.raises(DrainingError) as refused:
                 await acquire()
             assert (refused.value.name, refused.value.waited) == ("a", 0.0)

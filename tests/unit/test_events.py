@@ -256,27 +256,27 @@ async def test_a_client_that_was_not_entered_or_was_closed_is_not_open():
 async def test_leases_and_the_least_time_that_one_has_left():
     async with client() as locks, locks.lock("a", ttl=30), locks.lock("b", ttl=10, heartbeat_interval=2) as lease:
         status = locks.status()
-        assert (status.open, status.draining, status.leases, status.leads) == (True, False, 2, ())
-        assert status.least_spare == pytest.approx(lease.remaining)
+        assert (status.open, status.draining, status.leases, status.leader_of) == (True, False, 2, ())
+        assert status.least_remaining == pytest.approx(lease.remaining)
         await asyncio.sleep(1.5)
-        assert locks.status().least_spare == pytest.approx(status.least_spare - 1.5)
+        assert locks.status().least_remaining == pytest.approx(status.least_remaining - 1.5)
         await asyncio.sleep(1.0)  # a renewal was confirmed half a second ago
-        assert locks.status().least_spare == pytest.approx(status.least_spare - 0.5)
+        assert locks.status().least_remaining == pytest.approx(status.least_remaining - 0.5)
 
 
 @in_virtual_time
 async def test_when_the_store_last_answered():
     async with client() as locks:
-        assert locks.status().store_answered is None
+        assert locks.status().since_answer is None
         async with locks.lock("a", ttl=10, heartbeat_interval=2):
-            assert locks.status().store_answered == 0
+            assert locks.status().since_answer == 0
             await asyncio.sleep(1.5)
-            assert locks.status().store_answered == 1.5
+            assert locks.status().since_answer == 1.5
             await asyncio.sleep(1.5)  # renewed a second ago
-            assert locks.status().store_answered == 1
+            assert locks.status().since_answer == 1
             locks._backend.away = True
             await asyncio.sleep(3)
-            assert locks.status().store_answered == 4
+            assert locks.status().since_answer == 4
         assert locks.status().leases == 0
 
 
@@ -290,7 +290,7 @@ async def test_a_lease_that_is_lost_counts_no_more():
                     await asyncio.sleep(60)
                 finally:
                     status = locks.status()
-        assert (status.open, status.leases, status.least_spare) == (True, 0, None)
+        assert (status.open, status.leases, status.least_remaining) == (True, 0, None)
 
 
 @in_virtual_time
@@ -301,7 +301,7 @@ async def test_the_elections_that_this_process_leads():
         @locks.elected("scheduler/{region}")
         async def schedule(region: str) -> None:
             await settle()
-            told.append(locks.status().leads)
+            told.append(locks.status().leader_of)
 
         async for term in locks.election("reports"):
             async with term:
@@ -309,7 +309,7 @@ async def test_the_elections_that_this_process_leads():
                 break
         assert told == [("reports", "scheduler/eu")]
         async with locks.lock("not an election"):
-            assert locks.status().leads == ()
+            assert locks.status().leader_of == ()
 
 
 async def test_in_a_forked_child_the_client_of_the_parent_is_not_open_and_says_why(monkeypatch):

@@ -292,7 +292,7 @@ async def test_permits_readers_lists_and_revocations_of_the_store_are_passed_on(
     network = FaultyBackend(MemoryBackend(tokens="counter"))
     async with connect(network) as locks:
         async with locks.semaphore("pool", permits=2), locks.rwlock("catalog").reader:
-            assert [holder.name async for holder in locks.held()] in (["pool", "catalog"], ["catalog", "pool"])
+            assert [holder.name async for holder in locks.all_holders()] in (["pool", "catalog"], ["catalog", "pool"])
             assert len(await locks.holders("pool")) == 1
             network.fail("inspect", times=1)
             with pytest.raises(BackendUnavailableError):

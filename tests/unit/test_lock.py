@@ -439,7 +439,7 @@ async def test_the_life_of_a_lease_is_told_in_order(stage):
     assert kinds == ["acquiring", "acquired", "lost", "released"]
 
 
-# ``@locks.locked``: every call holds the lock, and the function stays what it was.
+# ``@locks.locking``: every call holds the lock, and the function stays what it was.
 
 
 @pytest.fixture
@@ -451,7 +451,7 @@ async def locks():
 async def test_calls_with_one_name_take_turns_and_calls_with_two_do_not(locks):
     inside, most = [], []
 
-    @locks.locked("report/{report_id}", backoff=lambda _: 0.001)
+    @locks.locking("report/{report_id}", backoff=lambda _: 0.001)
     async def build(report_id):
         inside.append(report_id)
         most.append(tuple(inside))
@@ -466,7 +466,7 @@ async def test_calls_with_one_name_take_turns_and_calls_with_two_do_not(locks):
 async def test_errors_of_the_function_leave_as_they_are(locks):
     mine = ValueError("mine")
 
-    @locks.locked("a")
+    @locks.locking("a")
     async def fail():
         raise mine
 
@@ -480,7 +480,7 @@ async def test_the_function_stays_what_it_was_for_those_who_look_at_it(locks):
     async def build(report_id: int, /, *parts: str, scale: float = 1.0) -> str:
         """Build a report."""
 
-    locked = locks.locked("report/{report_id}")(build)
+    locked = locks.locking("report/{report_id}")(build)
     assert locked.__wrapped__ is build
     assert locked.__name__ == "build"
     assert locked.__qualname__ == build.__qualname__
@@ -500,17 +500,17 @@ async def test_methods_fill_in_what_belongs_to_their_object(locks):
         def __init__(self, key):
             self.key = key
 
-        @locks.locked("tenant/{self.key}/{what}")
+        @locks.locking("tenant/{self.key}/{what}")
         async def update(self, what="all"):
             return current_lease().name
 
         @classmethod
-        @locks.locked("kind/{cls.kind}")
+        @locks.locking("kind/{cls.kind}")
         async def count(cls):
             return current_lease().name
 
         @staticmethod
-        @locks.locked("row/{row[0]}")
+        @locks.locking("row/{row[0]}")
         async def insert(row):
             return current_lease().name
 
@@ -522,7 +522,7 @@ async def test_methods_fill_in_what_belongs_to_their_object(locks):
 
 
 async def test_formats_work_as_in_a_format_string(locks):
-    @locks.locked("day/{day:%F}/{part:03d}/{text!r}")
+    @locks.locking("day/{day:%F}/{part:03d}/{text!r}")
     async def build(day, part, text):
         return current_lease().name
 
@@ -530,7 +530,7 @@ async def test_formats_work_as_in_a_format_string(locks):
 
 
 async def test_an_argument_cannot_smuggle_in_a_placeholder(locks):
-    @locks.locked("report/{report_id}")
+    @locks.locking("report/{report_id}")
     async def build(report_id, secret="s3cret"):
         return current_lease().name
 
@@ -538,7 +538,7 @@ async def test_an_argument_cannot_smuggle_in_a_placeholder(locks):
 
 
 async def test_doubled_braces_are_braces(locks):
-    @locks.locked("{{literal}}/{x}")
+    @locks.locking("{{literal}}/{x}")
     async def build(x):
         return current_lease().name
 
@@ -548,7 +548,7 @@ async def test_doubled_braces_are_braces(locks):
 async def test_the_namespace_of_the_client_applies():
     store = MemoryBackend()
 
-    @(client := LockClient(store, namespace="shop")).locked("a")
+    @(client := LockClient(store, namespace="shop")).locking("a")
     async def build():
         return await store.inspect("shop:a")
 
@@ -574,7 +574,7 @@ def test_a_name_that_cannot_be_filled_in_is_refused_at_decoration(name, complain
     async def build(report_id): ...
 
     with pytest.raises(ConfigurationError, match=complaint):
-        LockClient(MemoryBackend()).locked(name)(build)
+        LockClient(MemoryBackend()).locking(name)(build)
 
 
 def test_a_function_that_is_no_coroutine_function_is_refused_at_decoration():
@@ -583,17 +583,17 @@ def test_a_function_that_is_no_coroutine_function_is_refused_at_decoration():
 
     for function in (lambda: None, generator, functools.partial(print)):
         with pytest.raises(ConfigurationError, match="async def"):
-            LockClient(MemoryBackend()).locked("a")(function)
+            LockClient(MemoryBackend()).locking("a")(function)
 
 
 @pytest.mark.parametrize("options", [{"ttl": -1}, {"wait": "5"}, {"fences": "guard"}, {"backoff": 3}])
 def test_an_option_that_cannot_work_is_refused_before_there_is_a_function(options):
     with pytest.raises(ConfigurationError):
-        LockClient(MemoryBackend()).locked("a", **options)
+        LockClient(MemoryBackend()).locking("a", **options)
 
 
 async def test_a_call_that_does_not_fit_the_function_fails_as_without_the_lock(stage):
-    @stage.client.locked("report/{report_id}")
+    @stage.client.locking("report/{report_id}")
     async def build(report_id): ...
 
     with pytest.raises(TypeError, match="report_id"):
@@ -604,7 +604,7 @@ async def test_a_call_that_does_not_fit_the_function_fails_as_without_the_lock(s
 
 
 async def test_arguments_that_make_an_invalid_name_are_refused_before_anything_is_sent(stage):
-    @stage.client.locked("{name}")
+    @stage.client.locking("{name}")
     async def build(name): ...
 
     for name in ("", "a\0b", "x" * 600):
@@ -616,7 +616,7 @@ async def test_arguments_that_make_an_invalid_name_are_refused_before_anything_i
 async def test_a_function_decorated_at_import_time_needs_its_client_open_when_it_is_called():
     locks = LockClient(MemoryBackend())
 
-    @locks.locked("a")
+    @locks.locking("a")
     async def build():
         return "built"
 
@@ -627,7 +627,7 @@ async def test_a_function_decorated_at_import_time_needs_its_client_open_when_it
 
 
 async def test_the_options_are_those_of_a_lock(locks):
-    @locks.locked("a", ttl=60, wait=0, metadata="decorated")
+    @locks.locking("a", ttl=60, wait=0, metadata="decorated")
     async def build():
         return current_lease().ttl, (await locks.inspect("a")).metadata
 
@@ -647,7 +647,7 @@ async def test_a_call_that_does_not_fit_fails_as_without_the_decorator(locks, ar
     with pytest.raises(TypeError) as plain:
         build(*args, **kwargs)
     with pytest.raises(TypeError) as decorated:
-        await locks.locked("report/{report_id}")(build)(*args, **kwargs)
+        await locks.locking("report/{report_id}")(build)(*args, **kwargs)
     assert str(decorated.value) == str(plain.value)
     assert "build() " in str(plain.value)
     assert decorated.value.__context__ is None
@@ -663,5 +663,5 @@ async def test_a_call_that_does_not_fit_a_wrapped_function_names_it_and_runs_not
 
     for function in (wrapped, functools.partial(wrapped), functools.wraps(build)(functools.partial(wrapped))):
         with pytest.raises(TypeError, match=r"build.*\(\): missing a required argument: 'report_id'$") as refused:
-            await locks.locked("report/{report_id}")(function)()
+            await locks.locking("report/{report_id}")(function)()
         assert refused.value.__context__ is None

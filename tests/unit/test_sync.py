@@ -29,8 +29,9 @@ from fencing_sdk._lease import held_here
 from fencing_sdk._lock import Lock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.recipes.election import Candidacy
-from fencing_sdk.sync import SyncLockClient, _loop_thread, connect, current_lease, current_token
+from fencing_sdk.sync import LockClient as SyncLockClient
 from fencing_sdk.sync import _lock as sync_locks
+from fencing_sdk.sync import _loop_thread, connect, current_lease, current_token
 from fencing_sdk.sync._loop_thread import LoopThread, Opening, enter
 from fencing_sdk.sync._thread_call import ThreadBody, this_thread
 
@@ -181,11 +182,11 @@ def test_what_cannot_be_decorated_is_told_at_once(locks):
 
     for wrong in (task, generator, int, 7):
         with pytest.raises(ConfigurationError, match="plain functions"):
-            locks.locked("a")(wrong)
+            locks.locking("a")(wrong)
     with pytest.raises(ConfigurationError, match="placeholder"):
-        locks.locked("{b}")(lambda a: a)
+        locks.locking("{b}")(lambda a: a)
     with pytest.raises(ConfigurationError):
-        locks.locked("a", ttl=-1)
+        locks.locking("a", ttl=-1)
 
 
 def test_a_job_runs_once_in_the_thread_that_calls_it(locks):
@@ -214,7 +215,7 @@ def in_a_term(locks, body):
 
 BODIES = {
     "block": in_a_block,
-    "locked": lambda locks, body: locks.locked("a")(body)(),
+    "locking": lambda locks, body: locks.locking("a")(body)(),
     "job": lambda locks, body: locks.job("a", at_least_for=0.01)(body)(),
     "term": in_a_term,
     "elected": lambda locks, body: locks.elected("a")(body)(),
@@ -648,7 +649,7 @@ def test_the_handler_of_a_signal_may_use_the_client_while_the_thread_hands_a_cal
 WAITS = {
     "block": lambda locks, stop: locks.lock("a", cancel=stop).__enter__(),
     "handle": lambda locks, stop: locks.lock("a", cancel=stop).acquire(),
-    "locked": lambda locks, stop: locks.locked("a", cancel=stop)(print)(),
+    "locking": lambda locks, stop: locks.locking("a", cancel=stop)(print)(),
     "multilock": lambda locks, stop: locks.multilock("0", "a", cancel=stop).__enter__(),
     "reader": lambda locks, stop: locks.rwlock("a", cancel=stop).reader.acquire(),
     "permit": lambda locks, stop: locks.semaphore("a", permits=1, cancel=stop).acquire(),
@@ -1038,12 +1039,12 @@ def test_a_thousand_threads_are_served_in_the_order_of_their_arrival(locks, even
 def test_a_client_is_made_of_a_client():
     locks = SyncLockClient(LockClient(MemoryBackend()))
     with locks, locks.lock("a") as lease:
-        assert repr(locks) == "<SyncLockClient on MemoryBackend, open, 1 lease>"
+        assert repr(locks) == "<sync.LockClient on MemoryBackend, open, 1 lease>"
         assert repr(lease).startswith("<Lease 'a' token=")
-    assert repr(locks.lock("a", ttl=3)) == "<SyncLock 'a' ttl=3>"
-    assert repr(locks.semaphore("a", permits=3)) == "<SyncSemaphore 'a' permits=3 ttl=15>"
-    assert repr(locks.rwlock("a")) == "<SyncReadWriteLock 'a'>"
-    assert repr(locks.multilock("a", "b")) == "<SyncMultiLock 'a', 'b'>"
+    assert repr(locks.lock("a", ttl=3)) == "<sync.Lock 'a' ttl=3>"
+    assert repr(locks.semaphore("a", permits=3)) == "<sync.Semaphore 'a' permits=3 ttl=15>"
+    assert repr(locks.rwlock("a")) == "<sync.ReadWriteLock 'a'>"
+    assert repr(locks.multilock("a", "b")) == "<sync.MultiLock 'a', 'b'>"
     with pytest.raises(ConfigurationError, match="client must be a LockClient"):
         SyncLockClient(MemoryBackend())
 

@@ -12,7 +12,7 @@ from patience import wait_until
 from fencing_sdk import LeaseLostError, LossReason, UsageError
 from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.sync import SyncLease, SyncLockClient, connect
+from fencing_sdk.sync import Lease, LockClient, connect
 from fencing_sdk.sync._lease import LossCallback
 from fencing_sdk.sync._signals import Interrupt, _Signals
 
@@ -31,7 +31,7 @@ def locks(store):
     assert signal.getsignal(signal.SIGURG) == before
 
 
-def taken_away_soon(locks: SyncLockClient, store: MemoryBackend, name: str) -> None:
+def taken_away_soon(locks: LockClient, store: MemoryBackend, name: str) -> None:
     """Let the store take a lock away, while the main thread blocks."""
 
     async def take_away() -> None:
@@ -52,9 +52,9 @@ def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_given_back(locks, stor
 
 def test_a_loss_that_comes_while_the_block_is_entered_keeps_its_body_from_running(locks, store, monkeypatch):
     """The signal finds the main thread on its way into the block, where it breaks nothing."""
-    on_lost, handle, came = SyncLease.on_lost, _Signals._handle, []
+    on_lost, handle, came = Lease.on_lost, _Signals._handle, []
 
-    def lost_in_between(lease: SyncLease, callback: LossCallback) -> None:
+    def lost_in_between(lease: Lease, callback: LossCallback) -> None:
         on_lost(lease, callback)
         locks.run(take_away)
         wait_until(lambda: came, what="the signal comes")
@@ -66,7 +66,7 @@ def test_a_loss_that_comes_while_the_block_is_entered_keeps_its_body_from_runnin
         came.append(1)
         handle(signals, *arguments)
 
-    monkeypatch.setattr(SyncLease, "on_lost", lost_in_between)
+    monkeypatch.setattr(Lease, "on_lost", lost_in_between)
     monkeypatch.setattr(_Signals, "_handle", seen)
     began = time.monotonic()
     with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
@@ -77,7 +77,7 @@ def test_a_loss_that_comes_while_the_block_is_entered_keeps_its_body_from_runnin
 
 
 def test_a_decorated_function_is_broken_too(locks):
-    @locks.locked("a", ttl=120, max_hold=0.1, interrupt=True)  # a loop that is late by less than 6 s is no stall
+    @locks.locking("a", ttl=120, max_hold=0.1, interrupt=True)  # a loop that is late by less than 6 s is no stall
     def work() -> None:
         time.sleep(60)
 
@@ -99,7 +99,7 @@ def test_the_loss_of_the_outer_of_two_locks_breaks_the_body(locks, store):
     assert locks.inspect("inner") is None
 
 
-def both_lost(locks: SyncLockClient, store: MemoryBackend) -> None:
+def both_lost(locks: LockClient, store: MemoryBackend) -> None:
     """As by an outage of the store."""
 
     async def take_away() -> None:

@@ -20,7 +20,7 @@ from patience import wait_until
 
 from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.sync import SyncLockClient, connect
+from fencing_sdk.sync import LockClient, connect
 from fencing_sdk.sync._thread_call import this_thread
 
 MEASURED = sys.gettrace() is not None
@@ -34,43 +34,43 @@ class Limit(Exception):
     """What the handler of a signal raises."""
 
 
-def enter(locks: SyncLockClient) -> None:
+def enter(locks: LockClient) -> None:
     with locks.lock("a"):
         pass
 
 
-def shared(locks: SyncLockClient) -> None:
+def shared(locks: LockClient) -> None:
     lock = SHARED.setdefault(locks, locks.lock("a"))
     with lock:
         pass
 
 
-def fail(locks: SyncLockClient) -> None:
+def fail(locks: LockClient) -> None:
     with contextlib.suppress(ValueError), locks.lock("a"):
         raise ValueError
 
 
-def handle(locks: SyncLockClient) -> None:
+def handle(locks: LockClient) -> None:
     with locks.lock("a").acquire():
         pass
 
 
-def several(locks: SyncLockClient) -> None:
+def several(locks: LockClient) -> None:
     with locks.multilock("a", "b"):
         pass
 
 
-def permit(locks: SyncLockClient) -> None:
+def permit(locks: LockClient) -> None:
     with locks.semaphore("a", permits=1):
         pass
 
 
-def interrupting(locks: SyncLockClient) -> None:
+def interrupting(locks: LockClient) -> None:
     with locks.lock("a", interrupt=True):
         pass
 
 
-def lead(locks: SyncLockClient) -> None:
+def lead(locks: LockClient) -> None:
     for term in locks.election("a"):
         with term:
             pass
@@ -80,16 +80,16 @@ def lead(locks: SyncLockClient) -> None:
 def nothing() -> None: ...
 
 
-def job(locks: SyncLockClient) -> None:
+def job(locks: LockClient) -> None:
     run = SHARED.setdefault(locks, locks.job("a", at_least_for=0.001)(nothing))
     run()
 
 
-def locked(locks: SyncLockClient) -> None:
-    locks.locked("a")(len)("")
+def locked(locks: LockClient) -> None:
+    locks.locking("a")(len)("")
 
 
-SHARED: dict[SyncLockClient, Any] = {}
+SHARED: dict[LockClient, Any] = {}
 SHAPES = [enter, shared, fail, handle, several, permit, interrupting, lead, job, locked]
 
 
@@ -125,7 +125,7 @@ class Steps:
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
-def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLockClient]:
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LockClient]:
     if request.param == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
     else:
@@ -135,7 +135,7 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     SHARED.clear()
 
 
-def nothing_is_held(locks: SyncLockClient) -> bool:
+def nothing_is_held(locks: LockClient) -> bool:
     free = locks.inspect("a") is locks.inspect("b") is None
     return free and locks.status().leases == 0 and held_here() == () and this_thread().inside == []
 

@@ -396,7 +396,7 @@ BODIES = {
     "reader": lambda locks, body: in_a_block(locks.rwlock("a").reader, body),
     "writer": lambda locks, body: in_a_block(locks.rwlock("a").writer, body),
     "term": in_a_term,
-    "locked": lambda locks, body: locks.locked("a")(body)(),
+    "locking": lambda locks, body: locks.locking("a")(body)(),
     "job": lambda locks, body: locks.job("a", at_least_for=60)(body)(),
     "elected": lambda locks, body: locks.elected("a")(body)(),
 }
@@ -469,7 +469,7 @@ async def test_a_decorated_function_holds_the_lock_of_its_arguments_and_stays_wh
     def page(number):
         return current_token(f"report/{number}")
 
-    @locks.locked("report/{number}", ttl=30)
+    @locks.locking("report/{number}", ttl=30)
     async def build(number: int) -> tuple[str, int]:
         """Build it."""
         return current_lease().name, page(number)
@@ -479,7 +479,7 @@ async def test_a_decorated_function_holds_the_lock_of_its_arguments_and_stays_wh
     assert build.__doc__ == "Build it."
     with pytest.raises(NoLeaseError):
         page(7)
-    for decorate in (locks.locked, locks.elected, partial(locks.job, at_least_for=1)):
+    for decorate in (locks.locking, locks.elected, partial(locks.job, at_least_for=1)):
         with pytest.raises(ConfigurationError, match="placeholder"):
             decorate("{other}")(build)
         with pytest.raises(ConfigurationError):
@@ -577,7 +577,7 @@ async def test_an_operator_sees_who_holds_and_who_waits_and_takes_a_lock_away(lo
             waiting = beside(locks.lock("a").acquire)
             (waiter,) = await comes(lambda: locks.waiters("a"))
             assert json.loads(waiter.metadata).keys() == {"host", "pid", "program"}
-            held = locks.held("a*")
+            held = locks.all_holders("a*")
             (holder,) = [one async for one in held] if hasattr(held, "__aiter__") else await held
             assert holder.token == lease.token
             assert [one.token for one in await locks.holders("a")] == [lease.token]
@@ -598,7 +598,7 @@ async def test_a_leader_leads_term_after_term_and_gives_the_lock_back_when_it_le
             assert bare(term.lease) is bare(lease)
             assert (election.leading, election.standing) == (True, ElectionStanding.LEADING)
             assert (await election.leader()).token == current_token() == lease.token
-            assert locks.status().leads == ("a",)
+            assert locks.status().leader_of == ("a",)
             tokens.append(lease.token)
         if len(tokens) == 3:
             break
@@ -847,7 +847,7 @@ class Fronts:
 
     def __init__(self, tasks, *, only_tasks=(), only_threads=()):
         self.tasks = tasks
-        self.threads = getattr(fencing_sdk.sync, f"Sync{tasks.__name__}")
+        self.threads = getattr(fencing_sdk.sync, tasks.__name__)
         self.only_tasks = set(only_tasks)
         self.only_threads = set(only_threads)
 

@@ -202,8 +202,8 @@ class RowBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return await self._store.run("inspect", name, partial(rules.holders, name=name))
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         names = await self._store.names(prefix, cursor, limit)
         steps = [(name, partial(rules.holders, name=name)) for name in names]
         pages = raise_first(await self._store.run_all("list", steps, reads=True))

@@ -271,8 +271,8 @@ class EtcdBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return await self._operating.holders(name)
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         return await self._operating.page(prefix, cursor, limit)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:

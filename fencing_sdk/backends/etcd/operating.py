@@ -142,7 +142,7 @@ class EtcdOperating:
     # All names
 
     async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         begin, end = self._keys.names(prefix)
         begin = begin if cursor is None else _read_cursor(cursor, begin, end)
         found, more = await self._requests.stretch("list", begin, end, limit)

@@ -272,9 +272,9 @@ class PostgresqlBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsShares.holders`."""
         return await self._operators.holders(name)
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
-        return await self._operators.list_held(prefix, cursor, limit)
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
+        return await self._operators.list_holders(prefix, cursor, limit)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""

@@ -41,8 +41,8 @@ class OperatorCalls:
             (found,) = columns(await self._connection.ask(self._requests.held, ([name],)), 1)
             return read_holders(_json(found) or [])
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`. The cursor is the name that was looked at last."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`. The cursor is the name that was looked at last."""
         if not storable(prefix):
             return Listing((), None)
         with translating("list"):

@@ -282,8 +282,8 @@ class RedisBackend(Uncopied):
         with translating("inspect"):
             return read_holders(name, await self._router.run(self._requests.holders(name)))
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         with translating("list"):
             return await self._listing.page(prefix, cursor, limit)
 

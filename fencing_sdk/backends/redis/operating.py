@@ -116,7 +116,7 @@ class RedisListing:
         self._walk = KeyWalk()
 
     async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         at = ListingCursor.read(cursor)
         masters = await self._router.masters(anew=at.begins_a_server)
         found, after = await self._walk.page(at, masters, self._keys.leases(prefix), limit)

@@ -197,8 +197,8 @@ class ZooKeeperBackend(Uncopied):
         with our_errors("inspect"):
             return await self._operating.holders(await self._any_session(), [name])
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         with our_errors("list"):
             return await self._operating.page(await self._any_session(), prefix, cursor, limit)
 

@@ -126,7 +126,7 @@ class ZooKeeperOperating:
     # All names
 
     async def page(self, session: ZooKeeperSession, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         folders = await self._folders(session, safe_segment(prefix), cursor)
         names = [name for folder in folders[:limit] if (name := self._recipe.paths.name(folder)) is not None]
         holders = await self.holders(session, names)

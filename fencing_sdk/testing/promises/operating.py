@@ -51,10 +51,10 @@ class ListingPromises(BackendUnderTest):
 
     async def listed(self, backend: ListingBackend, prefix: str = "", limit: int = 100) -> list[Holder]:
         """Every holder of the names that begin with *prefix*, page by page."""
-        page = await backend.list_held(prefix, None, limit)
+        page = await backend.list_holders(prefix, None, limit)
         found = list(page.holders)
         while page.cursor is not None:
-            page = await backend.list_held(prefix, page.cursor, limit)
+            page = await backend.list_holders(prefix, page.cursor, limit)
             found += page.holders
         return found
 
@@ -116,7 +116,7 @@ class ListingPromises(BackendUnderTest):
         for name, other in zip(sorted(stays), goes, strict=True):
             await self.granted(backend, self.claim(name))
             await self.granted(backend, other)
-        page, told = await backend.list_held("", None, 7), set[str]()
+        page, told = await backend.list_holders("", None, 7), set[str]()
         for pages in range(1000):
             told |= {holder.name for holder in page.holders}
             if page.cursor is None:
@@ -124,7 +124,7 @@ class ListingPromises(BackendUnderTest):
             if goes:
                 await backend.release(goes.pop())
                 await self.granted(backend, self.claim(f"new/{pages}"))
-            page = await backend.list_held("", page.cursor, 7)
+            page = await backend.list_holders("", page.cursor, 7)
         assert stays <= told
 
     @needs("lists", "queues")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fencing_sdk.sync import SyncLease, connect
+from fencing_sdk.sync import Lease, connect
 
 locks = connect(os.environ["FENCING_URL"])
 turns = Path(os.environ["TURNS"])
-kept: list[SyncLease] = []
+kept: list[Lease] = []
 parent = locks.lock("the parent's", ttl=300).acquire() if os.environ.get("PRELOADED") else None
 if parent is not None:
     # A child that is forked in C while another thread runs Python waits for that thread for ever, inside Python. The

@@ -8,7 +8,7 @@ from django.core.management import execute_from_command_line
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from fencing_sdk.sync import SyncLease, connect
+from fencing_sdk.sync import Lease, connect
 
 settings.configure(
     ALLOWED_HOSTS=["*"],
@@ -20,7 +20,7 @@ settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
 )
 locks = connect(os.environ["FENCING_URL"])
-kept: list[SyncLease] = []
+kept: list[Lease] = []
 
 
 def keep(_: HttpRequest) -> HttpResponse:

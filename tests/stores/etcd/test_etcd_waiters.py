@@ -288,10 +288,10 @@ TTL = 60.0
 
 
 async def all_pages(backend: EtcdBackend, limit: int) -> list[tuple[str, int | None]]:
-    page = await backend.list_held("", None, limit)
+    page = await backend.list_holders("", None, limit)
     told = list(page.holders)
     while page.cursor is not None:
-        page = await backend.list_held("", page.cursor, limit)
+        page = await backend.list_holders("", page.cursor, limit)
         told += page.holders
     return sorted((holder.name, holder.waiters) for holder in told)
 

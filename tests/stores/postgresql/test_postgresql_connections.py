@@ -478,7 +478,7 @@ async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, po
     assert said.endswith((f"{told} (08P01)", f"{told} (3D000)")), said  # PgBouncer 1.25 has the code of the server
     refused = case != "no connection left"
     assert said.startswith("BackendRefusedError") == refused
-    assert findings["store.reachable"].mend.startswith("correct the URL, the login") == refused
+    assert findings["store.reachable"].fix.startswith("correct the URL, the login") == refused
 
 
 # Permissions.

@@ -464,7 +464,7 @@ async def listed(backend: RedisQuorumBackend) -> list[Holder]:
     found: list[Holder] = []
     cursor: str | None = None
     while True:
-        page = await backend.list_held("", cursor, 10)
+        page = await backend.list_holders("", cursor, 10)
         found += page.holders
         if (cursor := page.cursor) is None:
             return found
@@ -508,16 +508,16 @@ async def test_a_node_that_was_healed_behind_the_listing_hides_no_lock(
     await granted(backend, claim)
     await held_by_all(redis_quorum, "a")
     await redis_quorum.nodes[0].command("DEL", key("a", "h"))
-    page = await backend.list_held("", None, 10)
+    page = await backend.list_holders("", None, 10)
     while page.cursor is not None and page.cursor.split(".")[1] == "0":  # on the first node
         assert page.holders == []
-        page = await backend.list_held("", page.cursor, 10)
+        page = await backend.list_holders("", page.cursor, 10)
     await asyncio.sleep(0.05)  # by the clock, the hold is younger than the listing
     assert await backend.renew([claim]) == [Renewal.RENEWED]
     await held_by_all(redis_quorum, "a")
     found: list[Holder] = []
     while page.cursor is not None:
-        page = await backend.list_held("", page.cursor, 10)
+        page = await backend.list_holders("", page.cursor, 10)
         found += page.holders
     assert {holder.name for holder in found} == {"a"}
 
@@ -527,12 +527,12 @@ async def test_a_listing_goes_on_when_a_node_is_killed(redis_quorum: Quorum, bac
     for name in names:
         await granted(backend, Claim(name, 60.0))
         await held_by_all(redis_quorum, name)
-    page = await backend.list_held("", None, 5)
+    page = await backend.list_holders("", None, 5)
     found = {holder.name for holder in page.holders}
     assert page.cursor is not None
     redis_quorum.nodes[0].kill()
     while page.cursor is not None:
-        page = await backend.list_held("", page.cursor, 5)
+        page = await backend.list_holders("", page.cursor, 5)
         found |= {holder.name for holder in page.holders}
     assert found == names
 
@@ -675,7 +675,7 @@ async def test_the_user_of_the_page_may_do_all_this(redis_binary: str):
             lease = await locks.lock("a", ttl=60).acquire()
             waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
             await eventually(lambda: operator.waiters("a"), what="the waiter is in line")
-            assert [holder.token async for holder in operator.held()] == [lease.token]
+            assert [holder.token async for holder in operator.all_holders()] == [lease.token]
             assert await operator.revoke("a", token=lease.token, reason="it hangs")
             await asyncio.wait_for(lease.wait_lost(), PATIENCE)
             following = await asyncio.wait_for(waiting, PATIENCE)
@@ -685,4 +685,4 @@ async def test_the_user_of_the_page_may_do_all_this(redis_binary: str):
             await node.command("ACL", "SETUSER", *without.split(), "-scan")
         async with connect(url) as operator:
             with pytest.raises(BackendRefusedError, match="scan"):
-                assert [holder async for holder in operator.held()]
+                assert [holder async for holder in operator.all_holders()]

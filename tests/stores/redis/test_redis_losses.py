@@ -734,7 +734,7 @@ async def test_a_share_that_is_held_alone_is_listed_and_revoked_by_its_token(red
     claim = Claim(NAME, 30.0, metadata="m", mode=mode)
     grant = await backend.acquire(claim)
     assert isinstance(grant, Grant)
-    (listed,) = (await backend.list_held("", None, 100)).holders
+    (listed,) = (await backend.list_holders("", None, 100)).holders
     assert (listed.name, listed.holder, listed.token, listed.metadata) == (NAME, claim.holder, grant.token, "m")
     assert (listed.mode, listed.permit) == (mode, grant.permit)
     assert not await backend.revoke(NAME, grant.token - 1, "wrong token")

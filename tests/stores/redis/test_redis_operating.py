@@ -52,7 +52,7 @@ async def rest(backend: Any, page: Listing, *, most: int = 1000) -> set[str]:
     for _ in range(most):
         if page.cursor is None:
             return told
-        page = await backend.list_held("", page.cursor, PAGE)
+        page = await backend.list_holders("", page.cursor, PAGE)
         told |= {holder.name for holder in page.holders}
     pytest.fail("the listing has no end")
 
@@ -65,10 +65,10 @@ async def test_a_slot_that_moves_to_a_server_that_was_listed_is_listed_again(red
     """Its leases were not there when the server was listed, and are not where they were any more."""
     async with backends(url_of(redis_cluster), 2) as (_, backend):
         masters = sorted(redis_cluster.masters, key=lambda node: f"127.0.0.1:{node.port}")
-        page = await backend.list_held("", None, PAGE)
+        page = await backend.list_holders("", None, PAGE)
         told = {holder.name for holder in page.holders}
         while page.cursor is not None and page.cursor.split(".")[1] != "1":
-            page = await backend.list_held("", page.cursor, PAGE)
+            page = await backend.list_holders("", page.cursor, PAGE)
             told |= {holder.name for holder in page.holders}
         moved = next(name for name in NAMES if redis_cluster.node_of(redis_stage.key(name)) is masters[2])
         assert moved not in told
@@ -80,7 +80,7 @@ async def test_a_listing_goes_on_at_the_next_master(redis_sentinels: Sentinels):
     """A cursor of SCAN means nothing to another server, so its part begins again."""
     url = f"redis+sentinel://{','.join(f'{host}:{port}' for host, port in redis_sentinels.addresses)}"
     async with backends(f"{url}/{redis_sentinels.name}") as (backend,):
-        page = await backend.list_held("", None, PAGE)
+        page = await backend.list_holders("", None, PAGE)
         assert page.cursor is not None
         redis_sentinels.master.ask_all(["SET", "last", 1], ["WAIT", 1, 0], patience=60.0)  # nothing is lost with it
         await redis_sentinels.failover()
@@ -91,21 +91,21 @@ async def test_a_listing_goes_on_after_a_restart_of_the_server(start_redis):
     """The server has its data again, but in another order."""
     server = start_redis(appendonly=True, appendfsync="always")
     async with backends(server.url) as (backend,):
-        page = await backend.list_held("", None, PAGE)
+        page = await backend.list_holders("", None, PAGE)
         told = {holder.name for holder in page.holders}
         server.kill()
         server.start()
         with pytest.raises(BackendUnavailableError):
-            await backend.list_held("", page.cursor, PAGE)
+            await backend.list_holders("", page.cursor, PAGE)
         assert told | await rest(backend, page) == set(NAMES)
 
 
 async def test_a_cursor_of_another_connection_begins_again(redis_server: RedisServer):
     """As after a reconnection to what may be another server: no name is left out, some are told twice."""
     async with backends(redis_server.url, 2) as (backend, other):
-        await other.list_held("", None, PAGE)
-        page = await backend.list_held("", None, PAGE)
-        page = await backend.list_held("", page.cursor, PAGE)
+        await other.list_holders("", None, PAGE)
+        page = await backend.list_holders("", None, PAGE)
+        page = await backend.list_holders("", page.cursor, PAGE)
         assert await rest(other, Listing([], page.cursor)) == set(NAMES)
 
 
@@ -113,7 +113,7 @@ async def test_a_cursor_of_another_connection_begins_again(redis_server: RedisSe
 async def test_a_cursor_that_no_page_had_is_refused(redis_server: RedisServer, cursor: str):
     async with aclosing(from_url(redis_server.url)) as backend:
         with pytest.raises(ConfigurationError, match="cursor"):
-            await backend.list_held("", cursor, PAGE)  # type: ignore[attr-defined]
+            await backend.list_holders("", cursor, PAGE)  # type: ignore[attr-defined]
 
 
 async def test_what_other_programs_write_is_left_out(redis_server: RedisServer):
@@ -123,14 +123,14 @@ async def test_what_other_programs_write_is_left_out(redis_server: RedisServer):
         await redis_server.command("SET", redis_stage.key("no lease"), "x")
         await redis_server.command("SET", "{fencing:%41}:l", "x\0" + "1\0")
         await redis_server.command("ZADD", redis_stage.key(NAMES[0], "w"), "1", "x")
-        assert await rest(backend, await backend.list_held("", None, PAGE)) == set(NAMES)
+        assert await rest(backend, await backend.list_holders("", None, PAGE)) == set(NAMES)
 
 
 async def test_the_server_is_asked_in_small_pieces_and_follows_no_key_for_it(redis_server: RedisServer):
     """No KEYS; and a lease that was listed costs no message when it changes."""
     async with backends(redis_server.url, 2) as (_, operator):
         await redis_server.command("CONFIG", "RESETSTAT")
-        await rest(operator, await operator.list_held("", None, PAGE))
+        await rest(operator, await operator.list_holders("", None, PAGE))
         await operator.list_waiters(NAMES[0])
         assert await redis_stage.calls_of(redis_server, "scan") >= len(NAMES) / PAGE
         assert await redis_stage.calls_of(redis_server, "keys") == 0

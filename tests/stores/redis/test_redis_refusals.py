@@ -90,12 +90,12 @@ async def test_an_operator_needs_a_few_permissions_more(start_redis):
         async with staying(locks.lock("d", **LONG)):
             waiting = Stay(locks.lock("d", ttl=10, wait=PATIENCE))
             await eventually(lambda: _waiting(server, 1, "d"), what="one stands in line")
-            assert {holder.name async for holder in locks.held()} == set("abcd")
+            assert {holder.name async for holder in locks.all_holders()} == set("abcd")
             assert len(await locks.waiters("d")) == 1
             await waiting.abandon()
         for lease in held:
             assert await locks.revoke(lease.name, token=lease.token, reason="a test")
-        assert not [holder async for holder in locks.held()]
+        assert not [holder async for holder in locks.all_holders()]
     refused = await server.command("ACL", "LOG")
     assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}
 
@@ -113,7 +113,7 @@ async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis
         await eventually(lambda: _waiting(server, 1, "b"), what="one stands in the other line")
 
         async def look() -> None:
-            assert {(holder.name, holder.waiters) async for holder in viewer.held()} == {("a", 1), ("b", 1)}
+            assert {(holder.name, holder.waiters) async for holder in viewer.all_holders()} == {("a", 1), ("b", 1)}
             assert [[holder.waiters for holder in await viewer.holders(name)] for name in "ab"] == [[1], [1]]
             assert [len(await viewer.waiters(name)) for name in "ab"] == [1, 1]
 

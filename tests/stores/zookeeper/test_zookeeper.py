@@ -53,8 +53,8 @@ class AsksAgain(ZooKeeperBackend):
     async def holders(self, name: str) -> Sequence[Holder]:
         return await self._again(lambda: super(AsksAgain, self).holders(name))
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        return await self._again(lambda: super(AsksAgain, self).list_held(prefix, cursor, limit))
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        return await self._again(lambda: super(AsksAgain, self).list_holders(prefix, cursor, limit))
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         return await self._again(lambda: super(AsksAgain, self).list_waiters(name))

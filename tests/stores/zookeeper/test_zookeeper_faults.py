@@ -81,7 +81,7 @@ async def test_a_lock_that_goes_on_while_it_is_looked_at_is_shown_with_its_next_
         earlier.append(before)
         assert (await backend.inspect("a")).holder == second.holder
         earlier.append(before)
-        assert [one.holder for one in (await backend.list_held("", None, 10)).holders] == [second.holder]
+        assert [one.holder for one in (await backend.list_holders("", None, 10)).holders] == [second.holder]
         await backend.release(second)
 
 

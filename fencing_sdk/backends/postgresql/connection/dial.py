@@ -273,8 +273,8 @@ def _unusable(host: PostgresqlUrl) -> str:
     """Say why the driver does not take the URL, as far as that can be known without the driver's own words."""
     mode = _tls_mode(host)
     if mode in _VERIFYING and not host.file("sslrootcert") and not Path(_ROOT).expanduser().is_file():
-        mend = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"
-        return f"sslmode={mode} needs the certificate of the authority; {mend}"
+        fix = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"
+        return f"sslmode={mode} needs the certificate of the authority; {fix}"
     return "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
 
 

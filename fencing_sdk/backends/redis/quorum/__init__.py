@@ -185,8 +185,8 @@ class RedisQuorumBackend(Uncopied):
             seen, _ = await find_hold(self._nodes, self._requests, name)
         return None if seen is None else holder_told(name, seen)
 
-    async def list_held(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         with translating("list"):
             return await self._listing.page(prefix, cursor, limit)
 

@@ -67,7 +67,7 @@ class QuorumListing:
         self._walk = KeyWalk()
 
     async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_held`."""
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         at = ListingCursor.read(cursor)
         for _ in range(len(self._nodes) - 1):
             with suppress(PipeError, UnreachableError):  # the node has gone; it does not vote any more
