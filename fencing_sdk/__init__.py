@@ -54,7 +54,7 @@ if typing.TYPE_CHECKING:
     from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
     from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "AcquireCancelledError",
