@@ -3,8 +3,8 @@ Run the benchmarks, each in a process of its own, and print a table for each.
 
     uv run python -m benchmarks [NAME ...] [--quick] [--uvloop] [--page=docs/performance.md]
 
-Servers are started for them. One whose server is not installed says so, and the others go on. With ``--page``, the
-tables also replace those of a page.
+It starts the servers that they need. A benchmark whose server is not installed prints that, and the others go on. With
+``--page``, the tables also replace those of a page.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ async def gap(url: str, name: str, ending: signal.Signals) -> float:
         async with connect(url) as locks:
             following = asyncio.create_task(first_line(locks.election(name, ttl=TTL)))
             await asyncio.sleep(IN_LINE)
-            told = time.monotonic()
+            signalled = time.monotonic()
             leader.send_signal(ending)
-            return await following - told
+            return await following - signalled
     finally:
         with contextlib.suppress(ProcessLookupError):
             leader.kill()

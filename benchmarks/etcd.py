@@ -176,13 +176,13 @@ async def notices(server: EtcdCluster) -> list[Row]:
     for name in (claim.name for claim in claims[:NOTICES]):
         key, began = backend._keys.line(name)[0].decode(), time.perf_counter()
         await asyncio.to_thread(server.delete, key)
-        await until(partial(heard.__contains__, name), what="it is told")
+        await until(partial(heard.__contains__, name), what="the notice")
         waits.append(heard[name] - began)
     await backend.aclose()
     await bare.aclose()
     return [
         Row("CPU of a watch on a held lock", f"{(watched - plain) / LEASES * 1e6:.0f} us"),
-        Row("told of a deleted lock: p50 / max", f"{statistics.median(waits) * 1e3:.1f} / {max(waits) * 1e3:.1f} ms"),
+        Row("news of a deleted lock: p50 / max", f"{statistics.median(waits) * 1e3:.1f} / {max(waits) * 1e3:.1f} ms"),
     ]
 
 

@@ -97,8 +97,8 @@ async def share_in_processes(url: str, seconds: float) -> tuple[list[float], int
         for number in range(PROCESSES)
     ]
     for process in processes:
-        told, _ = await process.communicate()
-        more, lost = json.loads(told)
+        output, _ = await process.communicate()
+        more, lost = json.loads(output)
         waits += more
         timeouts += lost
     return waits, timeouts
@@ -148,10 +148,10 @@ async def sharing(server: KahunaServer, *, quick: bool) -> list[Row]:
         taken = await (share_in_processes(server.url, seconds) if reach else share(server.url, TASKS, seconds, 1))
         waits, timeouts = taken
         part, requests = 100 * timeouts / (timeouts + len(waits)), len(server.seen()) / len(waits)
-        told = f"{part:.1f} % time out, {p50_p99(waits, scale=1, unit='s')}, {requests:.1f} requests a grant"
+        figures = f"{part:.1f} % time out, {p50_p99(waits, scale=1, unit='s')}, {requests:.1f} requests a grant"
         ratio = times(percentile(waits, 99), percentile(memory, 99)) + " p99"
         measure = f"{TASKS} tasks on {LOCKS} locks, {name}"
-        rows.append(Row(measure, told, peer, ratio, f"{reach:g} % time out", part <= reach))
+        rows.append(Row(measure, figures, peer, ratio, f"{reach:g} % time out", part <= reach))
     return rows
 
 

@@ -128,7 +128,7 @@ async def of_store(store: Store, count: int) -> Row:
         found = await listed(operator)
         seconds, ended = time.perf_counter() - begin, True
         await acquiring
-        assert found == count, f"{found} of {count} were told, {len(leases)} leases"
+        assert found == count, f"{found} of {count} were listed, {len(leases)} leases"
         tracemalloc.start()
         await listed(operator)
         memory = tracemalloc.get_traced_memory()[1] / 2**20

@@ -37,7 +37,7 @@ MakeUrl = Callable[[FaultProxy], str]
 
 
 async def lost(proxy: FaultProxy, url: str, phase: float, length: float, *, silent: bool) -> bool:
-    """Whether a lease is lost by an outage of *length* ttl that begins *phase* of an interval after a heartbeat."""
+    """Return whether an outage of *length* ttl loses a lease, if it begins *phase* of an interval after a heartbeat."""
     async with connect(url) as locks:
         lease = await locks.lock(f"outages/{phase}", ttl=TTL).acquire()
         await asyncio.sleep(INTERVAL * (1.05 + phase))
@@ -78,11 +78,11 @@ async def measure(*, quick: bool) -> list[Row]:
         for silent in (True, False):
             for name, (make_proxy, url) in stores.items():
                 numbers = [await row(make_proxy, url, length, silent=silent) for length in lengths]
-                told = ", ".join(f"{number} at {length:.2f}" for length, number in zip(lengths, numbers, strict=True))
+                losses = ", ".join(f"{number} at {length:.2f}" for length, number in zip(lengths, numbers, strict=True))
                 kept = not any(number for length, number in zip(lengths, numbers, strict=True) if length <= PROMISED)
                 kind = "silent" if silent else "refused"
                 rows.append(
-                    Row(f"{name}, {kind}: lost of {PHASES}", told, reach=f"0 up to {PROMISED} ttl", reached=kept)
+                    Row(f"{name}, {kind}: lost of {PHASES}", losses, reach=f"0 up to {PROMISED} ttl", reached=kept)
                 )
         return rows
 

@@ -75,7 +75,7 @@ async def one_cycle(server: PostgresqlServer, *, times: int) -> list[Row]:
 
 
 async def statements(server: PostgresqlServer) -> list[Row]:
-    """What the server was told, by its own log."""
+    """Count the statements that reach the server, by its own log."""
     await server.execute(f"ALTER DATABASE {server.database} SET log_statement = 'all'")
     backend, claims = from_url(server.url), [Claim(f"counted/{number}", 60.0) for number in range(LEASES)]
     try:
@@ -85,10 +85,10 @@ async def statements(server: PostgresqlServer) -> list[Row]:
             "renew": lambda: backend.renew(claims[:1]),
             "release": lambda: backend.release(claims[0]),
         }
-        told = {what: await _told(server, call) for what, call in calls.items()}
+        counts = {what: await _logged(server, call) for what, call in calls.items()}
         for claim in claims:
             await backend.acquire(claim)
-        told[f"renew of {LEASES:,}"] = await _told(server, lambda: backend.renew(claims))
+        counts[f"renew of {LEASES:,}"] = await _logged(server, lambda: backend.renew(claims))
         taken = []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -98,7 +98,10 @@ async def statements(server: PostgresqlServer) -> list[Row]:
         wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
         cost = f"{wall * 1e3:.1f} ms, {cpu / LEASES * 1e6:.1f} us of CPU for each"
         return [
-            *[Row(f"statements of {what}", str(count), reach="1", reached=count == 1) for what, count in told.items()],
+            *[
+                Row(f"statements of {what}", str(number), reach="1", reached=number == 1)
+                for what, number in counts.items()
+            ],
             Row(f"a renewal of {LEASES:,} leases", cost),
         ]
     finally:
@@ -106,7 +109,7 @@ async def statements(server: PostgresqlServer) -> list[Row]:
         await server.execute(f"ALTER DATABASE {server.database} RESET log_statement")
 
 
-async def _told(server: PostgresqlServer, call: Operation) -> int:
+async def _logged(server: PostgresqlServer, call: Operation) -> int:
     def lines() -> int:
         return sum(server.log().count(mark) for mark in ("LOG:  execute ", "LOG:  statement: "))
 

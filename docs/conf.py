@@ -104,7 +104,7 @@ def link_to_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, 
 
 
 def same(public: str, target: str) -> bool:
-    """Tell whether *target* means the documented name *public*."""
+    """Return whether *target* means the documented name *public*."""
     if target.startswith("fencing_sdk."):
         return public.endswith("." + target.rpartition(".")[2]) and locate(public) is locate(target)
     return public.endswith("." + target)

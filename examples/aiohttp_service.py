@@ -3,7 +3,7 @@ The token travels by itself: from `async with lock` through aiohttp's client to 
 
     uv run python examples/aiohttp_service.py
 
-The first publisher keeps its token for too long. Its client tells the refusal as `StaleTokenError`, not as a 409.
+The first publisher keeps its token for too long. Its client raises the refusal as `StaleTokenError`, not as a 409.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ def publisher(locks: LockClient, prices_url: str) -> web.Application:
     async def ready(_: web.Request) -> web.Response:
         """For a load balancer. To lead an election is not to be ready: see docs/operations.md."""
         status = locks.status()
-        told = {"leases": status.leases, "least_remaining": status.least_remaining, "leader_of": status.leader_of}
-        return web.json_response(told, status=200 if status.open and not status.draining else 503)
+        figures = {"leases": status.leases, "least_remaining": status.least_remaining, "leader_of": status.leader_of}
+        return web.json_response(figures, status=200 if status.open and not status.draining else 503)
 
     app.router.add_post("/publish/{item}", publish)
     app.router.add_get("/ready", ready)

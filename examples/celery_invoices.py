@@ -1,10 +1,10 @@
 """
 Celery: tasks that do their work once, although they are delivered twice, in the prefork pool and in that of threads.
 
-The lock lets one delivery work at a time, and the row that it leaves, in the transaction that checks the token, tells
-the next one. A child that is killed leaves its lock for up to one ttl, in which its task is delivered again: no task
-here returns because the lock is held. The client is made at import, before the pool forks; each child opens it anew.
-Needs Redis and a worker:
+The lock lets one delivery work at a time. It leaves a row in the transaction that checks the token, where the next
+delivery finds it. A child that is killed leaves its lock for up to one ttl, in which its task is delivered again: no
+task here returns because the lock is held. The client is made at import, before the pool forks; each child opens it
+anew. Needs Redis and a worker:
 
     celery -A celery_invoices worker --pool prefork --concurrency 4      (or --pool threads)
     python celery_invoices.py

@@ -17,14 +17,14 @@ from fencing_sdk import AcquireTimeoutError, Event, connect, current_token
 story: list[str] = []
 
 
-def tell(event: Event) -> None:
+def show(event: Event) -> None:
     """An observer: receives every event as a frozen value."""
     if event.kind in {"acquired", "renewed", "released"}:
         print(f"  {event.kind:9} {event.name}")
         story.append(f"{event.kind} {event.name}")
 
 
-locks = connect("memory://", observers=[tell], tokens="counter")
+locks = connect("memory://", observers=[show], tokens="counter")
 
 
 @locks.locking(

@@ -1,5 +1,5 @@
 """
-A deploy, three times: a worker, a FastAPI service under uvicorn and an aiohttp service are told to end at work.
+A deploy, three times: a worker, a FastAPI service under uvicorn and an aiohttp service get SIGTERM at work.
 
     uv run python examples/drain_on_deploy.py
 
@@ -35,7 +35,7 @@ async def work(locks: LockClient) -> None:
 
 
 async def wait_in_line(locks: LockClient) -> None:
-    """Wait for the same lock, which this process will not get any more."""
+    """Wait for the same lock, which this process will never get."""
     try:
         async with locks.lock("work", ttl=15):
             say("works again")
@@ -47,7 +47,7 @@ async def wait_in_line(locks: LockClient) -> None:
 
 
 async def worker(locks: LockClient) -> None:
-    """A loop: it ends by the `DrainingError` of the lock that it does not get any more."""
+    """A loop that ends when the next lock raises `DrainingError`."""
     async with locks, locks.draining_on(signal.SIGTERM, signal.SIGINT, within=25):
         while True:
             await work(locks)
@@ -88,7 +88,7 @@ def say(what: str) -> None:
 
 
 async def deploy(role: str, url: str) -> None:
-    """Start a process, tell it to end while it works, and wait for the lock that it holds."""
+    """Start a process, stop it while it works, and wait for the lock that it holds."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, role, url, stdout=asyncio.subprocess.PIPE, env=os.environ
     )

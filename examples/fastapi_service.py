@@ -146,9 +146,7 @@ async def main(folder: Path) -> None:
 
         bank.answers_ada.set()
         answer = await ada
-        print(
-            f"Ada is told: {answer.status_code} {answer.json()['title']}, retry after {answer.headers['retry-after']} s"
-        )
+        print(f"Ada gets {answer.status_code} {answer.json()['title']}, retry after {answer.headers['retry-after']} s")
         assert answer.status_code == 503
 
     assert holder(folder / "seats.db") == "Bob", "the late write got through"

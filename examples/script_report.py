@@ -1,5 +1,6 @@
 """
-A script that builds a report in one process at a time: it computes, asks now and then, and ends well when told to.
+A script that builds a report in one process at a time. It computes, checks its lease now and then, and ends in order on
+a signal.
 
 Run it: uv run python examples/script_report.py
 """

@@ -1,8 +1,8 @@
 """
 The zombie: a client is paused while it holds a lock, and its write arrives after the next holder's.
 
-The story is told twice, on virtual time: once to a store that believes every writer, once to a store that looks at the
-fencing token. The clients run the real engine; nothing but time, the network and the stores is simulated.
+The story plays twice, on virtual time: once against a store that believes every writer, once against a store that looks
+at the fencing token. The clients run the real engine; nothing but time, the network and the stores is simulated.
 
 Run it: uv run python examples/zombie_timeline.py
 """
@@ -11,7 +11,7 @@ from fencing_sdk import LeaseLostError, StaleTokenError
 from fencing_sdk.testing import FencedStore, UnfencedStore, World
 
 
-def tell(world: World, store: UnfencedStore | FencedStore) -> object:
+def play(world: World, store: UnfencedStore | FencedStore) -> object:
     """Play the story against *store*; return the value that survives."""
     a, b = world.client("A"), world.client("B")
 
@@ -48,12 +48,12 @@ def say(world: World, text: str) -> None:
 
 print("A store that believes every writer:")
 with World() as world:
-    assert tell(world, world.unfenced_store()) == "written by A"
+    assert play(world, world.unfenced_store()) == "written by A"
 print("B's write is gone, and no client got an error.\n")
 
 print("A store that looks at the token:")
 with World() as world:
-    assert tell(world, world.fenced_store()) == "written by B"
+    assert play(world, world.fenced_store()) == "written by B"
     story = world.history
 print("The zombie was refused. The same in messages and events:\n")
 print("\n".join(story))

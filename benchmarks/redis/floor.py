@@ -30,7 +30,7 @@ async def backend_alone(server: OwnServer, waiters: int) -> list[float]:
                 handed.set()
 
         place = backend.stand(claim, tell, hand_over=True)
-        while not place.joined:  # noqa: ASYNC110  (a waiter is not told that it has joined)
+        while not place.joined:  # noqa: ASYNC110  (a waiter gets no message that it has joined)
             await asyncio.sleep(0.01)
         await in_line.wait()
         await handed.wait()

@@ -2,7 +2,7 @@
 What our locks are compared with.
 
 `BareLock` is the least that a Python client can do: a hiredis parser on an asyncio protocol, two
-commands for each cycle, whatever is asked in one turn of the loop in one write. It has no token, no
+commands for each cycle, all requests of one turn of the loop in one write. It has no token, no
 line, no renewal, and its connection may break only once. redis-py's `Lock` is used as it comes.
 """
 

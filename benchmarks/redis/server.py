@@ -34,7 +34,7 @@ def _free_port() -> int:
 
 
 class OwnServer:
-    """One server without persistence. Everything here blocks, so it is asked before and after what is measured."""
+    """One server without persistence. Everything here blocks, so call it before and after what is measured."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="redis-benchmark-")
