@@ -154,7 +154,7 @@ _SENTENCES: dict[str, Callable[[Line], str]] = {
     "read": lambda line: f"reads: {line['text']}",
     "renewed": lambda _: "renews its lease",
     "frozen": lambda _: "is FROZEN by SIGSTOP, between its read and its write",
-    "resumed": lambda _: "is resumed by SIGCONT, and knows of nothing",
+    "resumed": lambda _: "is resumed by SIGCONT; its thread, which nothing can cancel, goes on to the write",
     "renewal_late": lambda line: f"notices that its heartbeat is {line['late']:.1f} s late",
     "raised": lambda line: f"{line['error']}: {line['text']}",
     "write_accepted": lambda line: f"writes with token {line['token']}: {line['text']}. Accepted",
