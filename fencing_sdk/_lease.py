@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, cast
@@ -124,7 +125,9 @@ class Lease(AnyLease):
 
     __slots__ = ()
 
-    def __del__(self) -> None:
+    def __del__(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if interpreter_ends():  # by its own reference: the globals of a module may be gone by then
+            return
         try:
             state = self._state
         except AttributeError:  # it was made of nothing

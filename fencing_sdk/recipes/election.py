@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import Context
 from enum import StrEnum, unique
@@ -164,7 +165,9 @@ class Candidacy:
     def __aiter__(self) -> Candidacy:
         return self
 
-    def __del__(self) -> None:
+    def __del__(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if interpreter_ends():
+            return
         block: TermBlock | None = getattr(self, "_block", None)  # without, where a signal came while it was made
         if block is not None:
             block.left_behind()

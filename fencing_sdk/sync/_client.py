@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
@@ -56,7 +57,9 @@ class LockClient(Uncopied):
     def __repr__(self) -> str:
         return repr(self._client).replace("LockClient", "sync.LockClient", 1)
 
-    def __del__(self) -> None:
+    def __del__(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if interpreter_ends():  # it was closed before, and the globals of this module may be gone
+            return
         bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.here())
         if bridge is not None:
             bridge.close_soon()
