@@ -99,7 +99,7 @@ def check_clock(clock: object) -> Clock:
     if clock is None:
         return BootClock()
     if isinstance(clock, type) or not callable(getattr(clock, "now", None)):
-        msg = f"clock must be an object whose now() tells monotonic seconds, not {shown(clock)}"
+        msg = f"clock must be an object whose now() returns monotonic seconds, not {shown(clock)}"
         raise ConfigurationError(msg)
     return cast("Clock", clock)
 

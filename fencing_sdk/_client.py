@@ -225,7 +225,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         Describe how to hold several locks together; nothing is sent until ``async with`` enters them.
 
-        They are acquired in the order of their names, whatever order they are given in, so that callers that need
+        They are acquired in the order of their names, whatever the order of the arguments, so that callers that need
         the same locks do not wait for each other in a circle. That holds among multi-locks: do not enter one while
         this task holds another lock that their callers need.
 
@@ -348,7 +348,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             within: Seconds that bodies may take.
 
         Returns:
-            Whether every body ended by itself.
+            True if every body ended by itself.
 
         Raises:
             ConfigurationError: *within* is no such time.
@@ -383,7 +383,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
     @property
     def draining(self) -> bool:
-        """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
+        """True if the client drains, so that nothing new begins. Worker loops should check it."""
         return self._engine is not None and self._engine.draining.begun
 
     def job(
@@ -430,7 +430,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
     async def inspect(self, name: str) -> Holder | None:
         """
-        Tell who holds *name*, or None when it is free. An answer may be outdated when it arrives.
+        Return the holder of *name*, or None when it is free. An answer may be outdated when it arrives.
 
         Raises:
             BackendError: the store did not answer, or refused.

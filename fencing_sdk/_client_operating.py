@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fencing_sdk.recipes.election_term import ElectionState
 
 PAGE = 200
-"""Holders that are asked for at once."""
+"""Holders in one page of a listing."""
 _REASON_LIMIT = 200
 """Characters of an operator's reason."""
 _OVER = 5.0
@@ -56,9 +56,9 @@ class OperatingClient(ABC):
 
     def status(self) -> Status:
         """
-        Tell how this client stands: for health endpoints. Nothing is asked of the store.
+        Return the state of this client, for health endpoints. It does not ask the store.
 
-        To lead an election is not to be ready: of the processes that are, one leads.
+        Do not use leadership as readiness: only one ready process leads.
         """
         if self._engine is None:
             return Status(open=False)
@@ -68,8 +68,8 @@ class OperatingClient(ABC):
         """
         Yield the holders of all locks of this store and namespace whose names match, page by page, in any order.
 
-        A lock that is held all the time is told at least once. One that changes hands meanwhile may be told twice,
-        or not at all. Readers of one name, and holders of its permits, are told one by one.
+        A lock that is held all the time appears at least once. One that changes hands meanwhile may appear twice, or
+        not at all. Readers of one name, and holders of its permits, appear one by one.
 
         Args:
             pattern: As a shell matches file names: ``report/*``, ``seats/4?``. The store searches for
@@ -98,7 +98,7 @@ class OperatingClient(ABC):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """
-        Tell all who hold *name*: none, the one that `inspect` tells, or those who share it as readers or permits.
+        Return all holders of *name*: several if they share it as readers or permits, empty if it is free.
 
         Raises:
             InvalidNameError: *name* names no lock.
@@ -114,7 +114,7 @@ class OperatingClient(ABC):
 
     async def waiters(self, name: str) -> Sequence[Waiting]:
         """
-        Tell who waits for *name*, in the order of the line. An answer may be outdated when it arrives.
+        Return the waiters for *name*, in the order of the line. An answer may be outdated when it arrives.
 
         Raises:
             InvalidNameError: *name* names no lock.
@@ -130,7 +130,7 @@ class OperatingClient(ABC):
 
     async def revoke(self, name: str, *, token: int, reason: str) -> bool:
         """
-        Take *name* away from the holder that has this *token*, and tell it the *reason*.
+        Take *name* away from the holder that has this *token*, and pass the *reason* on to it.
 
         The holder's work is cancelled with `LossReason.REVOKED`: at once where the store pushes, else at the next
         renewal.
@@ -143,12 +143,12 @@ class OperatingClient(ABC):
             token: The token of the grant, as `inspect` or `all_holders` told it. All readers who share it lose the
                 lock.
 
-            reason: What the holder is told, in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
+            reason: What the holder finds in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
                 printable characters. Not a place for secrets.
 
         Returns:
-            Whether a grant was taken away. False: none has this token, because it was released, has expired, or
-            has gone to another holder.
+            True if the grant was taken away. False if the grant with this token has ended: it was released, has
+            expired, or has gone to another holder.
 
         Raises:
             InvalidNameError: *name* names no lock.
@@ -160,10 +160,10 @@ class OperatingClient(ABC):
         """
         backend, engine = self._backend, self._opened()
         store_name = in_namespace(self._namespace, check_name(name))
-        number, told = check_token(token), check_reason(reason)
+        number, text = check_token(token), check_reason(reason)
         if not isinstance(backend, SupportsRevoking):
             raise _unsupported(backend, "take a grant away")
-        return await engine.ask("revoke", lambda: backend.revoke(store_name, number, told))
+        return await engine.ask("revoke", lambda: backend.revoke(store_name, number, text))
 
     async def diagnose(
         self,
@@ -174,7 +174,7 @@ class OperatingClient(ABC):
         guards: Sequence[Guard] = (),
     ) -> Diagnosis:
         """
-        Tell what this process and this store can promise, and what to change: ``fencing doctor`` as a function.
+        Return what this process and this store can promise, and what to change: ``fencing doctor`` as a function.
 
         A scratch lock is taken, handed on and given back, and renewed ten times a second. No event is reported. The
         store may be down, slow or read-only: that is a finding. The client need not be open; one that was not should be

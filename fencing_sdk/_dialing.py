@@ -26,7 +26,7 @@ DELAY = 0.25
 """Seconds that an address has for itself, as RFC 8305 recommends."""
 
 _Address = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
-"""As `socket.getaddrinfo` tells it: family, type, protocol, name, address."""
+"""As `socket.getaddrinfo` returns it: family, type, protocol, name, address."""
 
 
 async def first_success(
@@ -43,7 +43,7 @@ async def first_success(
     Make *attempts* side by side, *at_once* at most, and return what the first one returns that does not fail.
 
     With a *delay*, each has so many seconds for itself before the next one begins, unless it fails. The others are
-    cancelled, and end within *patience* seconds. What one of them returns all the same is given to *discard*.
+    cancelled, and end within *patience* seconds. If one of them returns all the same, *discard* gets its result.
 
     Raises:
         Exception: one that is *final*; else what *blame* makes of the errors of all attempts, in their order.

@@ -30,7 +30,7 @@ ANSWER_LIMIT = 30.0
 """Seconds that a request may take, if its caller does not give up earlier. The engine's limits are far shorter."""
 
 REPORT_LIMIT = 4_000_000
-"""Bytes of what a node tells of its cluster, which has a line for each partition and replica."""
+"""Limit in bytes of a node's report on its cluster, which has a line for each partition and replica."""
 
 
 def rules_for(*paths: str) -> EndpointRules:
@@ -113,7 +113,7 @@ class NodeClient(Generic[T]):
 
     async def get(self, url: URL) -> dict[str, object]:
         """
-        The members of a JSON object that a node tells of itself; none if it does not know *url*.
+        Return the members of the JSON object at *url* of a node; an empty dict if the node does not know *url*.
 
         Raises:
             RequestFailedError: there is no answer.
@@ -121,12 +121,12 @@ class NodeClient(Generic[T]):
         session = await self.pool.session()
         try:
             async with session.get(url, allow_redirects=False, ssl=self.pool.ssl) as response:
-                told = json.loads(await read_body(response, REPORT_LIMIT)) if response.status in {200, 503} else None
+                report = json.loads(await read_body(response, REPORT_LIMIT)) if response.status in {200, 503} else None
         except (ValueError, RecursionError):
             return {}
         except (aiohttp.ClientError, OSError) as error:
             raise request_failed(error, url) from error
-        return told if isinstance(told, dict) else {}
+        return report if isinstance(report, dict) else {}
 
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""

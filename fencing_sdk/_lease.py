@@ -23,7 +23,7 @@ from fencing_sdk.errors import LossReason, NoLeaseError, StaleTokenError, shown
 
 
 class AnyLease(Uncopied):
-    """What may be asked about a lease from any thread: the part that `Lease` and the lease of a thread share."""
+    """What any thread may ask a lease: the part that `Lease` and the lease of a thread share."""
 
     __slots__ = ("__weakref__", "_state")
 
@@ -80,7 +80,7 @@ class AnyLease(Uncopied):
 
     @property
     def held(self) -> bool:
-        """Whether the lease may be used at this moment."""
+        """True if the lease may be used at this moment."""
         return self._state.held
 
     @property
@@ -174,8 +174,8 @@ class Lease(AnyLease):
         """
         Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant.
 
-        It raises no `LeaseLostError`, which could hide an error of yours: `lost_reason` tells afterwards whether the
-        lock was lost before, also where only this release has found that.
+        It raises no `LeaseLostError`, which could hide an error of yours: look at `lost_reason` afterwards to see
+        whether the lock was lost before, also where only this release has found that.
 
         Raises:
             LeaseLostError: in the body of a job, whose lock stays taken: the store did not confirm that.
@@ -230,7 +230,7 @@ class WaitingThread:
         self.in_transactions: tuple[object, ...] = ()
         """The transactions that are open in it while it waits, as far as they can be seen: see `_values.token`."""
         self.runs_a_loop = False
-        """Whether it runs an event loop, which stands still while it waits."""
+        """True if it runs an event loop, which stands still while it waits."""
 
 
 _caller: ContextVar[WaitingThread | None] = ContextVar("fencing_sdk_caller", default=None)

@@ -10,7 +10,8 @@ part of it. The state calls only its keeper, the engine that acquired it.
 When is a lease lost? Each of these can end it, and none of them needs the others:
 
 * the deadline, which `max_hold` may cut short: `LeaseGroup` keeps a timer for it, and every use of the token compares
-  it with the clock. `_expire` tells a process that stood still (`STALLED`) from a store that was silent (`EXPIRED`);
+  it with the clock. `_expire` distinguishes a process that stood still (`STALLED`) from a store that was silent
+  (`EXPIRED`);
 * the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
 * a notice pushed by the store: the engine calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
@@ -88,7 +89,7 @@ class LeaseState:
         "writes",
     )
 
-    def __init__(  # noqa: PLR0917  (the eight are given by place: an acquisition is not to pay for their names)
+    def __init__(  # noqa: PLR0917  (eight positional ones: names would cost every acquisition time)
         self,
         name: str,
         claim: Claim,
@@ -146,7 +147,7 @@ class LeaseState:
             state = f"{self.remaining:.1f} s left"
         return f"<Lease {shown(self.name)} token={self.number:d}, {state}>"
 
-    # What may be asked from any thread.
+    # What any thread may ask.
 
     @property
     def token(self) -> Token:
@@ -185,7 +186,7 @@ class LeaseState:
 
     @property
     def held(self) -> bool:
-        """Whether the lease may be used at this moment."""
+        """True if the lease may be used at this moment."""
         return not self.released and self.lost_reason is None
 
     def held_at(self, now: float) -> bool:
@@ -199,22 +200,22 @@ class LeaseState:
 
     @property
     def renewable(self) -> bool:
-        """Whether a renewal could still move the deadline: ``max_hold`` may forbid it."""
+        """True if a renewal could still move the deadline: ``max_hold`` may forbid it."""
         return self.deadline < self.hold_until
 
     @property
     def held_to_the_end(self) -> bool:
-        """Whether ``max_hold`` has ended the lease of a plain handle, or of a thread's block."""
+        """True if ``max_hold`` has ended the lease of a plain handle, or of a thread's block."""
         return self.task is None and not self.renewable and self.lost in {LossReason.EXPIRED, LossReason.STALLED}
 
     @property
     def kept(self) -> bool:
-        """Whether the lock has to stay taken when the lease is released now."""
+        """True if the lock has to stay taken when the lease is released now."""
         return self.held and self.held_for < self.keep_for
 
     @property
     def left_open(self) -> bool:
-        """Whether a transaction is open now in which the token was written, so that its commit comes later."""
+        """True if a transaction is open now in which the token was written, so that its commit comes later."""
         return self.writes is not None and self.writes.are_open()
 
     @property
@@ -355,14 +356,14 @@ class LeaseState:
         if self.lost_reason is None:
             self._scope = None  # the body goes on without the lock, by its own decision
         else:
-            self._announce()  # a loss that only the clock has shown so far: it is told before the release
+            self._announce()  # a loss that only the clock has shown so far: report it before the release
         self.released = True
         if self._ended is not None:
             self._ended.set()
         return True
 
     def _expire(self) -> None:
-        """Latch the loss from whatever thread sees it first, and let the loop tell the others."""
+        """Latch the loss from whatever thread sees it first, and let the loop notify the others."""
         late = self.clock.now() - self.due_at
         stalled = late > max(_STALLED_FROM, self.timing.heartbeat_interval / 4)
         self.lost = LossReason.STALLED if stalled else LossReason.EXPIRED

@@ -96,9 +96,9 @@ class Lock(Uncopied):
 
     async def locked(self) -> bool:
         """
-        Tell whether the lock is held, by any holder. An answer may be outdated when it arrives.
+        Return whether any holder has the lock. An answer may be outdated when it arrives.
 
-        To act on the answer, use `try_acquire`. `LockClient.inspect` tells who the holder is.
+        To act on the answer, use `try_acquire`. `LockClient.inspect` returns the holder.
 
         Raises:
             BackendError: the store did not answer, or refused.
@@ -151,9 +151,9 @@ class Lock(Uncopied):
         """
         Find the entry that is left now: the last one of this *task*.
 
-        A task that never entered, which is an error, takes one whose task has ended and cannot leave any more, or the
-        only one there is. If several tasks go on, the first of them that ends without leaving has its lease given back.
-        So no lease is renewed for ever, and none is taken from a task that still works under it.
+        If the task never entered, which is an error, take an entry whose task has ended and so can no longer leave, or
+        the only entry. If several tasks go on, the lease of the first one that ends without leaving is released. So no
+        lease is renewed for ever, and a task that still works under a lease keeps it.
         """
         candidates = [scope for scope in self._scopes if scope.task is task][-1:]
         candidates = candidates or [scope for scope in self._scopes if scope.task.done()][:1] or self._scopes

@@ -3,7 +3,7 @@ Events as JSON lines: one object a line, to be drawn, checked or searched later.
 
 ``t`` is the machine's boot clock, so recordings of several processes of one machine can be put on
 one axis. A line is written by one call to a file opened for appending, so that processes may share it.
-A new file is readable by its owner alone: lock names may tell more than they should.
+A new file is readable by its owner alone: lock names may reveal more than they should.
 """
 
 from __future__ import annotations

@@ -75,16 +75,17 @@ class LossReason(StrEnum):
     """The deadline passed before a renewal was confirmed, or ``max_hold`` was over."""
 
     REFUSED = "refused"
-    """The store answered that the grant is not ours any more."""
+    """The store answered that the grant is no longer ours."""
 
     TAKEN_OVER = "taken_over"
     """The store answered that another holder has the lock."""
 
     REVOKED = "revoked"
     """
-    The store told the client that the grant has gone: an operator took it away, or its record was deleted or expired.
+    The store notified the client that the grant has gone: an operator took it away, or its record was deleted or
+    expired.
 
-    If a renewal is the first to find that, and no operator did it, the reason is `REFUSED`.
+    If a renewal is the first to find that, and no operator took it away, the reason is `REFUSED`.
     """
 
     STALLED = "stalled"
@@ -150,7 +151,7 @@ class InvalidNameError(ConfigurationError):
 
 
 class UnsupportedError(FencingError):
-    """The chosen backend or guard does not have the power that was asked for."""
+    """The chosen backend or guard does not have the requested power."""
 
 
 class UsageError(FencingError, RuntimeError):
@@ -161,7 +162,7 @@ class NoLeaseError(UsageError, LookupError):
     """
     There is no lease in the current context.
 
-    ``shared`` is the name of a permit or a reader that the context has, where no name was asked for.
+    ``shared`` is the name of a permit or a reader that the context has, if the caller did not pass a name.
     """
 
     def __init__(self, name: str | None = None, shared: str | None = None) -> None:
@@ -201,8 +202,8 @@ class LockHeldError(AcquireError):
     """
     Asked once (``wait=0``), and the lock is held: by another client, or by another lease of this program.
 
-    ``retry_after`` is the number of seconds the holder has left without a renewal, or None where
-    the store does not tell.
+    ``retry_after`` is the number of seconds the holder has left without a renewal, or None where the store does not
+    report it.
     """
 
     def __init__(self, name: str, waited: float, retry_after: float | None = None) -> None:
@@ -242,7 +243,7 @@ class DrainingError(AcquireError):
 
 _LOSS_TEXT = {
     LossReason.EXPIRED: "its deadline passed",
-    LossReason.REFUSED: "the store says the grant is not ours any more",
+    LossReason.REFUSED: "the store says the grant is no longer ours",
     LossReason.TAKEN_OVER: "another holder has the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
     LossReason.STALLED: "the process was paused past the lease's deadline",
@@ -321,7 +322,7 @@ class BackendUnavailableError(BackendError):
     """
     The store did not answer. The outcome of the call is unknown and another try may help.
 
-    ``waited`` is the number of seconds for which the store was waited for, or None if it was asked once.
+    ``waited`` is the number of seconds that the caller waited for the store, or None if it asked once.
     """
 
     def __init__(self, backend: str, operation: str, detail: str = "") -> None:

@@ -114,7 +114,7 @@ class RenewalFailed(_ClientEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(_ClientEvent):
-    """The lease is over against the will of its holder; its work is being cancelled. `Released` follows."""
+    """The lease was lost before its holder released it; its work is being cancelled. `Released` follows."""
 
     kind: ClassVar[str] = "lost"
     token: int
@@ -136,7 +136,7 @@ class Released(_ClientEvent):
     held_for: float
     confirmed: bool
     """
-    Whether the store answered in time that it has ended the grant, or after a loss that there is none any more.
+    True if the store answered in time that it has ended the grant, or after a loss that the grant has gone.
 
     If not, its ttl frees the lock at the latest. False also where this very answer showed that the lease was lost:
     then `Lost` comes just before.
@@ -159,7 +159,7 @@ class JobOutcome(StrEnum):
     """The lease was lost while the function ran, or before the store had confirmed that it keeps the lock."""
 
     FAILED = "failed"
-    """The function raised an error and the lock stays taken, or the lock could not be asked for."""
+    """The function raised an error and the lock stays taken, or the store could not be asked for the lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ def _is_on(lease: LeaseState, terms: Terms, keeper: Keeper) -> bool:
 
 
 def _may_wait_for_itself(terms: Terms) -> bool:
-    """Whether a caller that holds the lock would wait for it without an end, or in vain."""
+    """Return whether a caller that holds the lock would wait for it without an end, or in vain."""
     if isinstance(terms.mode, Permit):
         return terms.wait is None  # else another permit may be free by then
     return terms.wait != 0

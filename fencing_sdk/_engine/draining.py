@@ -41,7 +41,7 @@ class _Caller(NamedTuple):
     thread: WaitingThread | None
 
     def is_inside(self, lease: LeaseState) -> bool:
-        """Whether *lease* is its own: it can give that back after the wait only."""
+        """Return whether *lease* is its own: it can give that back after the wait only."""
         task = lease.task or lease.block
         in_task = task is not None and task is self.task
         return in_task or (self.thread is not None and lease in self.thread.inside)
@@ -167,7 +167,7 @@ class Draining:
 
     @property
     def has_bodies(self) -> bool:
-        """Whether a body of a task runs that gets no refusal itself."""
+        """True if a body of a task runs that gets no refusal itself."""
         refused = [task for one in self.together for task in one.refused]
         tasks = [lease.task or lease.block for lease in self.releases.unreleased.values() if lease not in self.around]
         return any(task is not None and not task.done() and task not in refused for task in tasks)
@@ -179,11 +179,11 @@ class Draining:
 
     @property
     def over(self) -> bool:
-        """Whether every lock was released, or the rest is not waited for."""
+        """True if every lock was released, or the rest is not waited for."""
         return self.given_up or not self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Whether an acquisition, a body or a release has not ended."""
+        """Return whether an acquisition, a body or a release has not ended."""
         return bool(self.waiting or self.releases.returning) or any(
             self._is_in_use(lease) for lease in self.releases.unreleased.values()
         )
@@ -196,11 +196,11 @@ class Draining:
         return not lease.task.done()
 
     def _is_body(self, leases: tuple[AnyLease, ...]) -> bool:
-        """Whether one of the *leases* that a caller works under is that of a body."""
+        """Return whether one of the *leases* that a caller works under is that of a body."""
         return any(one.holds(state) for state in map(state_of, leases) for one in self.together)
 
     def holds(self, lease: LeaseState) -> bool:
-        """Whether *lease* is one of this client that is held, and its block is a body."""
+        """Return whether *lease* is one of this client that is held, and its block is a body."""
         return lease.claim.owner in self.releases.unreleased and lease.held and lease not in self.around
 
     def _is_of_a_caller(self, lease: LeaseState) -> bool:

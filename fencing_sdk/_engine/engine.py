@@ -343,7 +343,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing of this engine runs any more."""
+        """True if nothing of this engine runs any more."""
         return self._closing.over
 
     async def wait_closed(self) -> None:

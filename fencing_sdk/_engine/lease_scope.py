@@ -54,9 +54,9 @@ class ScopeExit(NamedTuple):
     raised: BaseException | None
     """What is still on its way out, after the scope took its own cancellation back."""
     swallowed: bool
-    """Whether the scope took back the cancellation that it had caused."""
+    """True if the scope took back the cancellation that it had caused."""
     outer: bool
-    """Whether the task was cancelled from outside meanwhile."""
+    """True if the task was cancelled from outside meanwhile."""
 
 
 class LeaseScope:
@@ -142,7 +142,7 @@ class LeaseScope:
             left_open.pop()
 
     def _is_inside_one_of(self, later: tuple[AnyLease, ...]) -> bool:
-        """Whether this task is inside a lock that it entered *later* than this one."""
+        """Return whether this task is inside a lock that it entered *later* than this one."""
         return any(state_of(lease).task is self.task for lease in later)
 
     def _left_out_of_order(self) -> UsageError:

@@ -39,7 +39,7 @@ class BackendOpening:
         self._store_calls = store_calls
         self._try: asyncio.Task[None] | None = None
         self.over = not isinstance(backend, SupportsOpen)
-        """Whether the backend is open, or has nothing to open."""
+        """True if the backend is open, or has nothing to open."""
         self.patience = patience
         """Seconds for which a caller waits until the opening is over, unless it is more patient by itself; then 0."""
 

@@ -46,7 +46,7 @@ class Flight:
         self.outcome: Outcome | None = None
         """The answer; None while there is none."""
         self.overdue = False
-        """Whether the limit was reached before an answer came."""
+        """True if the limit was reached before an answer came."""
         self.waiter: asyncio.Future[None] | None = None
         """What the caller awaits; None if the answer came at once."""
         self.sent: Sent | None = None

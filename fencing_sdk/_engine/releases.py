@@ -201,7 +201,7 @@ class Releases:
 
 
 def _silent(lease: LeaseState) -> bool:
-    """Whether the lease has expired because the store does not answer."""
+    """Return whether the lease has expired because the store does not answer."""
     return bool(lease.loss_detail) and lease.lost_reason is LossReason.EXPIRED
 
 
@@ -233,7 +233,7 @@ class Parking:
         self._heir_may_hold = False
         self._problem: BackendError | None = None
         self.confirmed = True
-        """Whether the store answered before the end of the lease is reported."""
+        """True if the store answered before the end of the lease is reported."""
         self.kept_for = 0.0
         """Seconds for which the store keeps the lock, once it is parked."""
         self.loss: LeaseLostError | None = None

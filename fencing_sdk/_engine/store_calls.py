@@ -55,7 +55,7 @@ def backend_name(backend: object) -> str:
 
 
 def _makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a task of this loop is nothing but an `asyncio.Task`: no factory, and no loop that counts its tasks."""
+    """Return whether this loop makes plain `asyncio.Task`s: it has no factory, and does not count its tasks."""
     return loop.get_task_factory() is None and type(asyncio.current_task()) is asyncio.Task
 
 
@@ -77,7 +77,7 @@ class StoreCalls:
         self._tasks: dict[asyncio.Future[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._until_closing: dict[asyncio.Future[Any], None] = {}
         self.closing = False
-        """Whether the client is being closed: nothing new should begin."""
+        """True if the client is being closed: nothing new should begin."""
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
         self._wakeups: set[asyncio.Event] = set()
@@ -183,7 +183,7 @@ class StoreCalls:
         raise BackendUnavailableError(backend_name(self._backend), "acquire", detail)
 
     def answered_since(self, moment: float) -> bool:
-        """Whether the store has answered one of these calls since then."""
+        """Return whether the store has answered one of these calls since then."""
         return self.answered_at is not None and self.answered_at >= moment
 
     def send_try(self, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:

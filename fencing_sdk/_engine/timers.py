@@ -162,7 +162,7 @@ class SuspendWatch:
         self._needed: dict[Hashable, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.resting = True
-        """Whether nothing is compared, so that the next lease has to call `look`."""
+        """True if nothing is compared, so that the next lease has to call `look`."""
         self.leases: Sized = ()
         """The leases of the client. While there are any, the clocks are compared."""
 

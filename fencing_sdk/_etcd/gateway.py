@@ -215,7 +215,7 @@ class Gateway:
 
     @property
     def logs_in(self) -> bool:
-        """Whether there is a user to log in as."""
+        """True if there is a user to log in as."""
         return self._login is not None
 
     async def ask_each(self, operation: str, path: str, body: Json) -> dict[str, Json | BackendError]:
@@ -291,7 +291,7 @@ class Gateway:
 
 
 def _is_decision(failure: RequestFailedError) -> bool:
-    """Whether the cluster has rejected the request, so that every member would."""
+    """Return whether the cluster has rejected the request, so that every member would."""
     return bool(failure.code) and failure.outcome is RequestOutcome.REJECTED
 
 

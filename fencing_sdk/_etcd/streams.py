@@ -72,7 +72,7 @@ class WatchAnswer(NamedTuple):
     watch_id: int
     """The watch of the stream that the answer is about; 0 if this client gave it no id."""
     cancelled: bool
-    """Whether etcd has ended the watch."""
+    """True if etcd has ended the watch."""
     deletions: list[KeyDeletion]
     puts: int = 0
     """How many puts it reports."""

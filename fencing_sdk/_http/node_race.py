@@ -75,11 +75,11 @@ class NodeRace(Generic[T]):
         self.failures: list[RequestFailedError] = []
         """What each node said that failed, the last one at the end."""
         self.overtaken = False
-        """Whether a request was left without an answer: it may still be carried out."""
+        """True if a request was left without an answer: it may still be carried out."""
 
     @property
     def earlier_unknown(self) -> bool:
-        """Whether another request of this call may still be carried out."""
+        """True if another request of this call may still be carried out."""
         return self.overtaken or any_unknown(self.failures)
 
     async def run(self) -> T:

@@ -57,7 +57,7 @@ class RequestFailedError(Exception):
         self.code = code
         """The store's own error code; 0 if the error is not the store's."""
         self.again = again
-        """Whether the store says that another try, at any node, will help."""
+        """True if the store says that another try, at any node, will help."""
         self._at_first = at_first
 
     def told_of(self, operation: str) -> str:
@@ -87,7 +87,7 @@ def request_failed(error: aiohttp.ClientError | OSError, url: URL) -> RequestFai
 
 
 def any_unknown(failures: Iterable[RequestFailedError]) -> bool:
-    """Whether one of the failed requests may still be carried out."""
+    """Return whether one of the failed requests may still be carried out."""
     return any(failure.outcome is RequestOutcome.UNKNOWN for failure in failures)
 
 

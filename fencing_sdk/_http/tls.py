@@ -200,6 +200,6 @@ CERTIFICATE_ALERTS = {
 
 
 def wants_certificate(error: BaseException | None) -> bool:
-    """Whether the server has ended the handshake because it wants another certificate of the client."""
+    """Return whether the server has ended the handshake because it wants another certificate of the client."""
     told = getattr(error, "reason", None) or ""  # only OpenSSL sets it
     return isinstance(error, ssl.SSLError) and told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS

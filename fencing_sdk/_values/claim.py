@@ -154,7 +154,7 @@ class Mode:
 
     @property
     def shared(self) -> bool:
-        """Whether several claims of this mode may hold one name at the same time."""
+        """True if several claims of this mode may hold one name at the same time."""
         return self.word in _SHARED
 
 
@@ -233,7 +233,7 @@ class Grant:
     """Seconds the store really grants, where that differs from what was asked for."""
     restarted: bool = True
     """
-    Whether this answer (re)started the ttl. False from a store that repeats an earlier grant to
+    True if this answer (re)started the ttl. False from a store that repeats an earlier grant to
     the same owner without prolonging it: the deadline then counts from the first attempt.
     """
     permit: int | None = None

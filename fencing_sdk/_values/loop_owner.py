@@ -52,12 +52,12 @@ class LoopOwner:
 
     @property
     def is_current(self) -> bool:
-        """Whether the running loop of this process is the owner: only then what it owns may be used."""
+        """True if the running loop of this process is the owner: only then what it owns may be used."""
         return self._generation == forks.here() and self.loop is asyncio.get_running_loop()
 
     @property
     def in_this_process(self) -> bool:
-        """Whether this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
+        """True if this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
         return self._generation == forks.here()
 
 
@@ -130,7 +130,7 @@ class ForkDetector:
         self._generation = forks.here()
 
     def forked(self) -> bool:
-        """Whether the process was forked since the last call."""
+        """Return whether the process was forked since the last call."""
         if self._generation == forks.here():
             return False
         self._generation = forks.here()

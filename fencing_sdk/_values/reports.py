@@ -33,12 +33,12 @@ class Status:
 
     open: bool
     """
-    Whether the client was entered, is not being closed, and its heartbeat runs.
+    True if the client was entered, is not being closed, and its heartbeat runs.
 
     A client for threads is entered by its first call. Before that it is open, too: it takes work.
     """
     draining: bool = False
-    """Whether `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
+    """True if `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
     leases: int = 0
     """How many leases are held."""
     least_remaining: float | None = None
@@ -98,7 +98,7 @@ def note(check: str, what: str, reason: str, fix: str) -> Finding:
 
 
 def is_local(host: str) -> bool:
-    """Whether *host* is this machine, so that no network carries what is sent."""
+    """Return whether *host* is this machine, so that no network carries what is sent."""
     host = host.strip("[]")
     return host in {"localhost", "::1", ""} or host.startswith(("127.", "/"))
 

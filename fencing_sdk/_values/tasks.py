@@ -138,7 +138,7 @@ class Turns:
 
     @property
     def idle(self) -> bool:
-        """Whether every turn is free."""
+        """True if every turn is free."""
         return self._free == self._most
 
     def ask(self, *, hurry: bool = False) -> Turn:
@@ -204,7 +204,7 @@ class SharedCall(Generic[T]):
         self.task.add_done_callback(retrieve, context=Context())
 
     def can_join(self, since: float) -> bool:
-        """Whether this call serves a caller of the running loop that needs one begun at *since* or later."""
+        """Return whether this call serves a caller of the running loop that needs one begun at *since* or later."""
         task = self.task
         return (
             not (task.done() or self._given_up)

@@ -168,7 +168,7 @@ def token_of_parts(number: str, holder: str | None) -> Token | None:
 
 
 def conflicting(token: Token, fence: Token) -> bool:
-    """Whether one number came from two holders, both known."""
+    """Return whether one number came from two holders, both known."""
     return token == fence and token.holder != fence.holder and None not in {token.holder, fence.holder}
 
 

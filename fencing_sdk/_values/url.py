@@ -159,7 +159,7 @@ def _bracketed(text: str, which: str) -> tuple[str, str | None]:
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether *text* is an IPv6 address without brackets and zone."""
+    """Return whether *text* is an IPv6 address without brackets and zone."""
     try:
         IPv6Address(text)
     except ValueError:

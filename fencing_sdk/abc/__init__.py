@@ -292,17 +292,17 @@ class PlaceInLine(Protocol):
 
     hands_over: bool = False
     """
-    Whether the store may grant the lock to this waiter without being asked again.
+    True if the store may grant the lock to this waiter without being asked again.
 
     If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and gives back a grant
     that was on its way to it.
     """
 
     polls: bool = False
-    """Whether the store wakes no waiter: then the pauses that a caller has chosen come before those of `nap`."""
+    """True if the store wakes no waiter: then the pauses that a caller has chosen come before those of `nap`."""
 
     tells_joining: bool = False
-    """Whether there is news as soon as it is in the line, although the lock may be held."""
+    """True if there is news as soon as it is in the line, although the lock may be held."""
 
     def nap(self, advice: float) -> float | None:
         """

@@ -32,7 +32,7 @@ TO_THE_COMMAND = ("SIGUSR1", "SIGUSR2", "SIGWINCH")
 """Signals that mean something to the command alone; what it started might die of them."""
 
 SEEN = sys.platform.startswith("linux")
-"""Whether this system shows what a command has started, beyond its process group."""
+"""True if this system shows what a command has started, beyond its process group."""
 _EXEC = Path(__file__).with_name("_exec.py")
 _POLL = 0.05
 _INIT = 1
@@ -66,7 +66,7 @@ class Child:
     ) -> None:
         self._may_go_on = may_go_on
         self.suspended = False
-        """Whether this process stopped itself together with the command."""
+        """True if this process stopped itself together with the command."""
         self._ended = asyncio.Event()
         self._code: int | None = None
         self._pid = 0  # until it is started
@@ -91,7 +91,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the command itself was started and has not ended; what it left behind does not count."""
+        """True if the command itself was started and has not ended; what it left behind does not count."""
         return self._pid != 0 and self._code is None
 
     @property
@@ -287,7 +287,7 @@ class Offspring:
         return found
 
     def _is_marked(self, pid: int) -> bool:
-        """Whether a process was started under the command; False also where that is not ours to read."""
+        """Return whether a process was started under the command; False also where that is not ours to read."""
         try:
             return self._mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
         except OSError:

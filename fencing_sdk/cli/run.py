@@ -81,12 +81,12 @@ class Job:
     permits: int | None = None
     """How many may hold the lock together, each with a number of its own."""
     shared: bool = False
-    """Whether the lock is held together with all who share it."""
+    """True if the lock is held together with all who share it."""
     exclusive: bool = False
-    """Whether it is held alone, in one line with those who share it."""
+    """True if it is held alone, in one line with those who share it."""
     metrics_file: Path | None = None
     pass_url: bool = False
-    """Whether the command may know the store of its lock."""
+    """True if the command may know the store of its lock."""
     quiet: bool = False
     verbose: bool = False
 

@@ -293,7 +293,7 @@ class _Panel:
 
 
 def _telling(access: DrawnAccess) -> bool:
-    """Whether the picture is about this access."""
+    """Return whether the picture is about this access."""
     return sign_of(access) in {"refused", "stale"}
 
 

@@ -113,7 +113,7 @@ def too_slow(check: str, limit: float, reason: str) -> Finding:
 
 
 def is_exposed(origin: str) -> bool:
-    """Whether a network carries what is sent to *origin*, such as ``http://etcd-1:2379``, without TLS."""
+    """Return whether a network carries what is sent to *origin*, such as ``http://etcd-1:2379``, without TLS."""
     scheme, _, address = origin.partition("://")
     return scheme == "http" and not is_local(address.rpartition(":")[0])
 

@@ -55,7 +55,7 @@ class MemberFacts:
         return int(str(self.state.get("dbSize", 0))) / 2**20
 
     def is_one_of(self, versions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-        """Whether its version is in one of these ranges."""
+        """Return whether its version is in one of these ranges."""
         version = tuple(int(part) for part in re.findall(r"\d+", self.text)[:3])
         return bool(version) and any(first <= version < fixed for first, fixed in versions)
 

@@ -191,7 +191,7 @@ class PostgresqlDiagnosis(StoreDiagnosis[PostgresqlBackend]):
 
     async def _is_pooled(self, connection: DriverConnection, host: PostgresqlUrl) -> bool:
         """
-        Whether transactions of one connection run in different processes of the server.
+        Return whether transactions of one connection run in different processes of the server.
 
         A second connection takes the process that the first one had, and keeps it by a transaction. If there is a
         pooler of transactions, the first one then gets another.

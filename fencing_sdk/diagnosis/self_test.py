@@ -61,7 +61,7 @@ class SelfTest:
     tokens: list[int] = field(default_factory=list)
     handed_on: float | None = None
     woken: bool | None = None
-    """Whether the store has woken a waiter before that asked again by itself; None where waiters are not woken."""
+    """True if the store has woken a waiter before that asked again by itself; None where waiters are not woken."""
     loss_noticed: float | None = None
     _claims: list[Claim] = field(default_factory=list)
 

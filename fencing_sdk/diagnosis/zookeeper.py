@@ -48,7 +48,7 @@ class ServerFacts:
 
     @property
     def serving(self) -> bool:
-        """Whether it belongs to a majority."""
+        """True if it belongs to a majority."""
         return self.served is not None and "Mode:" in self.served
 
     @property

@@ -127,7 +127,7 @@ class RouteTemplate(ResourceTemplate):
         return lambda request: self.match(*target_of(request))
 
     def covers(self, canonical: str) -> bool:
-        """Whether a route that is written like this belongs to the resource."""
+        """Return whether a route that is written like this belongs to the resource."""
         return canonical == self._canonical or canonical.startswith(f"{self._canonical}/")
 
 
@@ -284,7 +284,7 @@ class Checkpoint(Generic[R]):
             return check_resource(resource), token  # a bad request is answered; a mistake of the application is raised
 
     def blames(self, error: Exception, request: R) -> bool:
-        """Whether an *error* that left the handler is the answer to this *request*."""
+        """Return whether an *error* that left the handler is the answer to this *request*."""
         return blames(error, request, self._read)
 
 
@@ -323,7 +323,7 @@ def _checked_name(resource: str) -> str:
 
 def blames(error: Exception, request: R, read: Callable[[R], Token | None]) -> bool:
     """
-    Whether an *error* that left the handler is the answer to this *request*.
+    Return whether an *error* that left the handler is the answer to this *request*.
 
     A handler may write under a lease of its own. If that one is stale, the caller's token is not
     to blame, and saying so would make the caller give up a lock that it holds.

@@ -92,7 +92,7 @@ class Outgoing:
         self._required = check_flag(required, "required")
 
     def allows(self, origin: tuple[str, str, int]) -> bool:
-        """Whether tokens may go to *origin*: an `Origin`, or its three parts in lower case."""
+        """Return whether tokens may go to *origin*: an `Origin`, or its three parts in lower case."""
         return origin in self._origins
 
     def carry(self, origin: tuple[str, str, int], headers: Headers) -> None:

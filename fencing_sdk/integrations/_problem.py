@@ -166,7 +166,7 @@ def check_stale_status(status: object) -> int:
 
 
 def may_be_stale(status: int, content_type: str) -> bool:
-    """Whether an answer with this head can be a refusal, so that its body is worth reading."""
+    """Return whether an answer with this head can be a refusal, so that its body is worth reading."""
     return status in STALE_STATUSES and content_type.partition(";")[0].strip().lower() == MEDIA_TYPE
 
 

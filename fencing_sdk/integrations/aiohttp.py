@@ -176,7 +176,7 @@ class _Routes:
         return self._template.fill(match)
 
     def _is_new(self, request: web.Request) -> bool:
-        """Whether the route turns out to be ours, in an application that was not seen before."""
+        """Return whether the route turns out to be ours, in an application that was not seen before."""
         if request.app in self._seen:
             return False
         self._look(request.app)

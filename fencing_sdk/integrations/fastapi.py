@@ -195,7 +195,7 @@ _ANSWERED = "fencing_sdk.answered"
 
 
 def _may_be_answered(scope: Scope) -> bool:
-    """Whether Starlette may send a response: it notes by itself when that of a request has begun."""
+    """Return whether Starlette may send a response: it notes by itself when that of a request has begun."""
     if scope["type"] != "websocket":
         return True
     return _ANSWERED not in scope and "websocket.http.response" in scope.get("extensions", {})

@@ -223,7 +223,7 @@ class SignalHandlers:
 
     @property
     def of_a_server(self) -> bool:
-        """Whether a server had a handler of its own, by which it ends the block."""
+        """True if a server had a handler of its own, by which it ends the block."""
         return any(
             around.of_a_server if (around := _ours(former)) else callable(former) and _is_of_a_program(former)
             for former in self.former.values()
@@ -272,7 +272,7 @@ def _ours(handler: Handler) -> SignalHandlers | None:
 
 
 def _is_of_a_program(handler: Callable[[int, FrameType | None], Any]) -> bool:
-    """Whether *handler* was set by a program, and not by Python or by `asyncio.run` to end it at once."""
+    """Return whether *handler* was set by a program, and not by Python or by `asyncio.run` to end it at once."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return handler is not signal.default_int_handler and getattr(handler, "__module__", None) != "asyncio.runners"

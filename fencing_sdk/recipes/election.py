@@ -98,7 +98,7 @@ class Election(Uncopied):
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads at this moment, by the clock. May be read from any thread."""
+        """True if this process leads at this moment, by the clock. May be read from any thread."""
         return self._state.leading
 
     @property

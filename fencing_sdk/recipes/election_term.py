@@ -35,7 +35,7 @@ class ElectionRoles:
     candidacies: set[object] = field(default_factory=set)
     """Loops that wait for the lead."""
     silent: bool = False
-    """Whether the store has not answered them for a ttl."""
+    """True if the store has not answered them for a ttl."""
 
 
 class ElectionState:
@@ -62,7 +62,7 @@ class ElectionState:
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads at this moment, by the clock."""
+        """True if this process leads at this moment, by the clock."""
         return any(term.lease.held for term in tuple(self.here.terms))
 
 
@@ -88,13 +88,13 @@ class TermLife(Generic[L]):
         self.lease = lease
         self.entered = False
         self.stopped = False
-        """Whether the body was asked to end although the lease is held."""
+        """True if the body was asked to end although the lease is held."""
         self.forfeited: str | None = None
         """When it should have been entered, once its lock is released."""
 
     @property
     def over(self) -> bool:
-        """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
+        """True if the body is to end: the lead was lost, the election resigned, or the client drains."""
         return self.stopped or not self.lease.held or self.election.engine().draining.begun
 
     def win(self) -> None:

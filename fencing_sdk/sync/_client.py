@@ -317,7 +317,7 @@ class LockClient(Uncopied):
 
     @property
     def draining(self) -> bool:
-        """Whether the client drains, so that nothing new begins: to be looked at by worker loops."""
+        """True if the client drains, so that nothing new begins. Worker loops should check it."""
         return self._client.draining
 
     def status(self) -> Status:

@@ -61,7 +61,7 @@ class Block:
         self.thread = this_thread()
         self.begun = False
         self.current = True
-        """Whether its leases are those of the code that runs in it. A plain handle's is not."""
+        """True if its leases are those of the code that runs in it. A plain handle's is not."""
         self.held: Lease | Mapping[str, Lease] | None = None
         self.ending: Callable[[], object] | None = None
         """Called when the block is left or dropped. Idempotent."""

@@ -280,7 +280,7 @@ class ElectionTerm(Uncopied):
 
     @property
     def over(self) -> bool:
-        """Whether the body is to end: the lead was lost, the election resigned, or the client drains."""
+        """True if the body is to end: the lead was lost, the election resigned, or the client drains."""
         return self._block.over
 
     def __enter__(self) -> Lease:
@@ -345,7 +345,7 @@ class Election(Uncopied):
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads at this moment, by the clock."""
+        """True if this process leads at this moment, by the clock."""
         return self._election.leading
 
     @property

@@ -105,12 +105,12 @@ class LoopThread:
 
     @property
     def inherited(self) -> bool:
-        """Whether the thread is that of a parent process, and does not exist in this one."""
+        """True if the thread is that of a parent process, and does not exist in this one."""
         return self._generation != forks.here()
 
     @property
     def idle(self) -> bool:
-        """Whether the next call opens the client, and it was not closed before: it waits for work."""
+        """True if the next call opens the client, and it was not closed before: it waits for work."""
         return self._loop is None and not self._closed
 
     def call(

@@ -111,7 +111,7 @@ class Interrupt:
 
     @property
     def is_due(self) -> bool:
-        """Whether the block was lost, and has not been broken. Perhaps this very thread closes the client."""
+        """True if the block was lost, and has not been broken. Perhaps this very thread closes the client."""
         lease = self._lease
         return lease is not None and not self._told and lease.lost_reason not in {None, LossReason.CLOSED}
 

@@ -283,7 +283,7 @@ class ThreadCall(Generic[T]):
 
 
 def _goes_on() -> bool:
-    """Whether this task runs, and nothing has cancelled it: an error that looks like an end is of its own making."""
+    """Return whether this task runs uncancelled: then an error that looks like an end is of its own making."""
     task = asyncio.current_task() if loop_here() is not None else None
     return task is not None and not task.cancelling()
 
@@ -304,7 +304,7 @@ class ThreadBody:
         self._raised: BaseException | None = None  # by the function
 
     def claim(self) -> bool:
-        """Whether the caller, and no other, is to run the body, or to end it instead."""
+        """Return whether the caller, and no other, is to run the body, or to end it instead."""
         return self._claimed.acquire(blocking=False)
 
     def give_up(self, error: BaseException) -> None:

@@ -67,7 +67,7 @@ class Timeline:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to happen."""
+        """True if nothing is left to happen."""
         return not self._heap
 
     def note(self, text: str) -> None:
@@ -204,7 +204,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._turning = False
         self._closed = False
         self.frozen = False
-        """Whether callbacks have to wait. May be set by a callback: then it is the last one."""
+        """True if callbacks have to wait. May be set by a callback: then it is the last one."""
         self.tasks: dict[VirtualTask[Any], None] = {}
         """Tasks that did not end yet, oldest first."""
         self._failed_tasks: list[weakref.ref[VirtualTask[Any]]] = []
@@ -349,11 +349,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def is_running(self) -> bool:
-        """Whether a turn is under way."""
+        """Return whether a turn is under way."""
         return self._turning
 
     def is_closed(self) -> bool:
-        """Whether the loop takes no callbacks any more."""
+        """Return whether the loop takes no callbacks any more."""
         return self._closed
 
     def close(self) -> None:
@@ -405,10 +405,10 @@ class VirtualTask(asyncio.Task[T]):
 
     @property
     def unseen(self) -> bool:
-        """Whether the task failed and its outcome was never retrieved."""
+        """True if the task failed and its outcome was never retrieved."""
         return self._log_traceback  # what asyncio itself reports a lost exception by
 
     @property
     def failed(self) -> bool:
-        """Whether the task ended with an error. Asking does not count as having seen it."""
+        """True if the task ended with an error. Asking does not count as having seen it."""
         return self._exception is not None

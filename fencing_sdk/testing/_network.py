@@ -204,7 +204,7 @@ class Network:
 
     @property
     def told(self) -> bool:
-        """Whether messages are written to the history."""
+        """True if messages are written to the history."""
         return self._timeline.recording
 
     def connect(self, process: Process) -> Link:

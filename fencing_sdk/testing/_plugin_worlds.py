@@ -182,7 +182,7 @@ class PauseLater:
         self._world = world
         self._steps = steps
         self.came: bool | None = None
-        """Whether the work was still going on then; None before it was asked for."""
+        """True if the work was still going on then; None before it was asked for."""
 
     @contextlib.contextmanager
     def __call__(self, client: WorldClient) -> Iterator[None]:

@@ -65,7 +65,7 @@ class Process:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing runs here."""
+        """True if nothing runs here."""
         return self.loop.frozen
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -224,7 +224,7 @@ class WorldClient:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing runs in it."""
+        """True if nothing runs in it."""
         return self._process.paused
 
     def acquire(self, name: str, **options: Unpack[LockOptions]) -> Lease:

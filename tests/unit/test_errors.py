@@ -167,7 +167,7 @@ def test_what_a_reader_of_the_message_learns():
         "lock 'seats/42' not acquired: the wait was cancelled after 5 s",
         "lock 'seats/42' not acquired: this client is draining, so nothing new begins",
         "lease on 'seats/42' (token 34) is over: its deadline passed",
-        "lease on 'seats/42' (token 34) is over: the store says the grant is not ours any more",
+        "lease on 'seats/42' (token 34) is over: the store says the grant is no longer ours",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
         "lease on 'seats/42' (token 34) is over: an operator took it away, or the store lost its record",
         "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",

@@ -26,7 +26,7 @@ class BackgroundTask:
 
     @property
     def running(self) -> bool:
-        """Whether the task is under way in the running loop."""
+        """True if the task is under way in the running loop."""
         return self._of_this_loop(self._task) and not self._task.done()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

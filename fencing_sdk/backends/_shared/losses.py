@@ -44,7 +44,7 @@ class LossNotices:
 
     @property
     def wanted(self) -> bool:
-        """Whether a client is to be told at all."""
+        """True if a client is to be told at all."""
         return bool(self._notices)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:

@@ -71,7 +71,7 @@ class PlaceToPoll(PlaceInLine):
         self.joined_at = joined_at
         """The token of the holder when this waiter joined."""
         self.woken = False
-        """Whether the waiter was woken. Then it asks for the lock without looking at it first."""
+        """True if the waiter was woken. Then it asks for the lock without looking at it first."""
 
     def wake(self) -> None:
         """Let it try: it is the head, or the lock was released."""
@@ -153,7 +153,7 @@ class PollingLine:
         return left if left > 0 else None
 
     def looks_first(self, claim: Claim) -> bool:
-        """Whether the head of the line should look at the lock before it asks for it, because it was not woken."""
+        """Return whether the head of the line should look at the lock before asking for it, because nothing woke it."""
         name = self._names.get(claim.name)
         if name is None or not name.waiting or name.waiting[0].claim.owner != claim.owner:
             return False
@@ -161,7 +161,7 @@ class PollingLine:
         return not woken
 
     def waits(self, claim: Claim) -> bool:
-        """Whether *claim* stands in line."""
+        """Return whether *claim* stands in line."""
         name = self._names.get(claim.name)
         return name is not None and any(place.claim.owner == claim.owner for place in name.waiting)
 

@@ -286,7 +286,7 @@ class RowWaiters:
 
     @property
     def usable(self) -> bool:
-        """Whether this loop of this process owns them: not in a forked child, and not in the next loop."""
+        """True if this loop of this process owns them: not in a forked child, and not in the next loop."""
         return self._owner.is_current
 
     def find(self, claim: Claim) -> RowWaiter | None:

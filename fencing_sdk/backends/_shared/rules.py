@@ -165,7 +165,7 @@ def age_of(token: int, mode: Mode, micros: int) -> float | None:
 
 
 def fits(mode: Mode, held: Collection[Mode]) -> bool:
-    """Whether a grant of *mode* may stand beside grants of the modes *held*."""
+    """Return whether a grant of *mode* may stand beside grants of the modes *held*."""
     if not held:
         return True
     alike = mode.shared and all(other.word == mode.word for other in held)

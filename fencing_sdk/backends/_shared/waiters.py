@@ -88,7 +88,7 @@ class Waiter:
         self.claim = claim
         self.ticket = ticket
         self.served = False
-        """Whether the lock was granted to it: the store has taken it out of the line then."""
+        """True if the lock was granted to it: the store has taken it out of the line then."""
         self._woken = WakeUp()
         self._error: BackendError | None = None
 
@@ -337,5 +337,5 @@ class UnansweredRequests:
         self._owners.pop(owner, None)
 
     def has(self, owner: str) -> bool:
-        """Whether a request of *owner* may still arrive."""
+        """Return whether a request of *owner* may still arrive."""
         return owner in self._owners

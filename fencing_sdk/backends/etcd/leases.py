@@ -62,7 +62,7 @@ class _PendingDelete:
     due: float
     pause: float = _FIRST_PAUSE
     held: bool = False
-    """Whether it is that of a lock that was released."""
+    """True if it is that of a lock that was released."""
     deleted: bool = False
     """A deletion was confirmed, and only a request that puts the key again may still arrive."""
     sent: int = 0
@@ -103,7 +103,7 @@ class PendingDeletes:
             self._pending.popitem(last=False)
 
     def was_held(self, key: bytes) -> bool:
-        """Whether *key*, which is pending, is that of a lock that was released."""
+        """Return whether *key*, which is pending, is that of a lock that was released."""
         return key in self._pending and self._pending[key].held
 
     def due(self, now: float) -> dict[bytes, int | None]:
@@ -121,7 +121,7 @@ class PendingDeletes:
         return pending
 
     def sent_once(self, key: bytes, sent: _PendingDelete) -> bool:
-        """Whether no other deletion can have deleted *key* than the one for which `send` has returned *sent*."""
+        """Return whether no other deletion can have deleted *key* than the one for which `send` has returned *sent*."""
         return self._pending.get(key) is sent and sent.sent == 1
 
     def confirmed(self, key: bytes, now: float) -> None:
@@ -149,7 +149,7 @@ class PendingDeletes:
             self._cancelled.popitem(last=False)
 
     def may_delete(self, key: bytes, created: int) -> bool:
-        """Whether a deletion may delete, or has deleted, the key that was created at this revision."""
+        """Return whether a deletion may delete, or has deleted, the key that was created at this revision."""
         return key in self._pending or created <= self._cancelled.get(key, 0)
 
     def clear(self) -> None:
@@ -314,7 +314,7 @@ class SharedLeases:
         lease.held[held.key] = held
 
     def owns(self, lease: int) -> bool:
-        """Whether a key of this *lease* is one that this client has put."""
+        """Return whether a key of this *lease* is one that this client has put."""
         return any(known.number == lease for known in self._leases.values())
 
     def find(self, key: bytes) -> tuple[SharedLease, HeldKey] | None:
@@ -381,7 +381,7 @@ class SharedLeases:
             self.pending_deletes.cancel(key, now, self._requests.highest_revision)
 
     def is_safe(self, key: bytes, created: int) -> bool:
-        """Whether no deletion can reach the key that was created at this revision. If one can, delete the key."""
+        """Return True if no deletion can reach the key created at this revision. If one can, delete the key."""
         if not self.pending_deletes.may_delete(key, created):
             return True
         self.forget(key)

@@ -127,7 +127,7 @@ class EtcdRenewals:
 
     def _is_granted_key(self, key: bytes, standing: Standing) -> bool:
         """
-        Whether the claim's key is first, and is the one that was granted.
+        Return whether the claim's key is first, and is the one that was granted.
 
         It is another one if a deletion may reach it, or if a late request has put it again under another token:
         another holder may have had the lock in between. Such a key is deleted.

@@ -85,7 +85,7 @@ class EtcdWaiters:
         """Those that look for the key before their own, with the keys that this client has deleted meanwhile."""
 
     def any_for(self, name: str) -> bool:
-        """Whether a claim of this client stands in the line of *name*, so that no later one is granted before it."""
+        """Return whether a claim of this client is in the line of *name*, so that no later one is granted before it."""
         return name in self._in_line
 
     @asynccontextmanager

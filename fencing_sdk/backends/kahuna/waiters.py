@@ -129,11 +129,11 @@ class KnownGrants:
         self._ends.pop(claim.owner, None)
 
     def lives(self, claim: Claim) -> bool:
-        """Whether *claim* should still hold."""
+        """Return whether *claim* should still hold."""
         return self.left(claim) > 0
 
     def ended(self, claim: Claim) -> bool:
-        """Whether *claim* was granted, and its ttl has passed since."""
+        """Return whether *claim* was granted, and its ttl has passed since."""
         return float("-inf") < self.left(claim) <= 0
 
     def left(self, claim: Claim) -> float:

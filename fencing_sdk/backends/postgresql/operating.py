@@ -213,5 +213,5 @@ class PostgresqlLossWatcher(RevocationWatcher):
         ]
 
     async def _is_held(self, claim: Claim) -> bool:
-        """Whether the owner of *claim* holds the lock after all: the reason may be that of an earlier grant."""
+        """Return whether the owner of *claim* holds the lock after all: the reason may be that of an earlier grant."""
         return claim.holder in {holder.holder for holder in await self._operators.holders(claim.name)}

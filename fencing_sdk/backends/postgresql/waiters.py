@@ -72,7 +72,7 @@ class PostgresqlWaiters:
 
     @property
     def listening(self) -> bool:
-        """Whether notifications arrive."""
+        """True if notifications arrive."""
         return self._listener.listening
 
     @property
@@ -219,7 +219,7 @@ class NotifyReceiver(Protocol):
 
     @property
     def has_waiters(self) -> bool:
-        """Whether a connection that listens is needed."""
+        """True if a connection that listens is needed."""
         ...
 
     def on_notify(self, payload: str) -> None:
@@ -262,7 +262,7 @@ class NotifyListener:
         self.channel = ""
         """The channel on which this client receives notifications."""
         self.listening = False
-        """Whether the last echo arrived."""
+        """True if the last echo arrived."""
 
     def open(self) -> None:
         """Begin to listen, unless listening already."""

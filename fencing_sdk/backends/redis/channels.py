@@ -68,7 +68,7 @@ class ListeningWaiter(Waiter):
         """The server with the line, once the waiter has asked for it."""
         self.channel = ""
         self.may_subscribe = True
-        """Whether the server permits its channel. If not, no message reaches it."""
+        """True if the server permits its channel. If not, no message reaches it."""
 
     @property
     def open_pipe(self) -> Pipe | None:

@@ -83,7 +83,7 @@ class RedisLossWatcher(LossNotices):
                 self._forget(key, claim)
 
     def holds(self, key: str, claim: Claim) -> bool:
-        """Whether *claim* was granted, and has not ended."""
+        """Return whether *claim* was granted, and has not ended."""
         return claim.owner in self._held.get(key, ())
 
     def leaving(self, claim: Claim) -> None:
@@ -93,7 +93,7 @@ class RedisLossWatcher(LossNotices):
             del self._left[next(iter(self._left))]
 
     def may_be_released(self, claim: Claim) -> bool:
-        """Whether this client has sent another release of *claim*, so that a refusal of the holder's shows no loss."""
+        """Return whether this client has sent another release of *claim*: then a refusal of the holder's is no loss."""
         return claim.owner in self._left
 
     def follow(self, key: str, pipe: Pipe | None) -> None:

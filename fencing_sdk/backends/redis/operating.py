@@ -69,7 +69,7 @@ class ListingCursor(NamedTuple):
 
     @property
     def begins_a_server(self) -> bool:
-        """Whether nothing of its server was listed yet."""
+        """True if nothing of its server was listed yet."""
         return self.cursor == _BEGIN
 
 

@@ -202,7 +202,7 @@ class RedisRequests:
         self._keys = keys
         self._tokens: tuple[Argument, ...] = (str(tokens), kept)
         self.fair = read_switch("fair", fair)
-        """Whether a free lock goes only to the head of the line."""
+        """True if a free lock goes only to the head of the line."""
         self.replicas = _check_replicas(min_replicas)
         """Replicas that must have a grant or a renewal before it counts."""
 

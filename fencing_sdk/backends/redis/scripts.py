@@ -61,7 +61,7 @@ class ScriptCall(NamedTuple):
     """
 
     untracked: bool = False
-    """Whether the script reads keys that client tracking must not follow, as described for `follow`."""
+    """True if the script reads keys that client tracking must not follow, as described for `follow`."""
 
     def by_hash(self) -> tuple[Argument, ...]:
         """The command for a server that has seen the script."""

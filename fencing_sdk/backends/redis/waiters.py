@@ -103,9 +103,9 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         self.due = self.loop.time()
         """When its next sign of life is to be given, by the clock of its event loop."""
         self.asking = False
-        """Whether a sign of life is on its way."""
+        """True if a sign of life is on its way."""
         self.joined = False
-        """Whether the server knows it: its last sign of life was answered."""
+        """True if the server knows it: its last sign of life was answered."""
 
     def nap(self, advice: float) -> float | None:  # noqa: ARG002  (the answers to signs of life are the better advice)
         """See `fencing_sdk.abc.PlaceInLine.nap`."""

@@ -70,7 +70,7 @@ def busy(path: object, operation: str) -> BackendError:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process has the lock that SQLite wanted, in any of its variants."""
+    """Return whether another process has the lock that SQLite wanted, in any of its variants."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -175,7 +175,7 @@ class LockFile:
         return int(self._clock.now() * SECOND)
 
     def moved(self) -> bool:
-        """Whether the path leads to another file by now, or to none: a lock in this one excludes no other process."""
+        """Return whether the path no longer leads to this file: then a lock in it excludes no other process."""
         try:
             return _identity(self._path) != self._identity
         except FileNotFoundError:

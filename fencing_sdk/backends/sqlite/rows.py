@@ -59,7 +59,7 @@ class SqliteRows:
         self.now = now / SECOND
         self._held: dict[str, GrantRow] | None = None
         self._ended = False
-        """Whether there are rows of grants that have ended."""
+        """True if there are rows of grants that have ended."""
         self.woken: list[WaiterRow] = []
 
     def grants(self) -> Collection[GrantRow]:

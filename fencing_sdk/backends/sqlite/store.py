@@ -150,7 +150,7 @@ class OpenFile:
             self._file.execute("DELETE FROM fencing_listener WHERE boot <> :boot", boot=boot)
 
     def outdated(self) -> bool:
-        """Whether the other processes use another file by now."""
+        """Return whether the other processes use another file by now."""
         return self._file.moved()
 
     def close(self) -> None:

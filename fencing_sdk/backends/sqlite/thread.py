@@ -35,7 +35,7 @@ class Opened(Protocol):
     """What the thread works with."""
 
     def outdated(self) -> bool:
-        """Whether it has to be opened anew."""
+        """Return whether it has to be opened anew."""
         ...
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class SqlThread(Generic[F]):
 
     @property
     def started(self) -> bool:
-        """Whether it has a thread now."""
+        """True if it has a thread now."""
         return self._life is not None
 
     def forget(self) -> bool:

@@ -55,7 +55,7 @@ class WakeupSocket:
 
     @property
     def of_this_process(self) -> bool:
-        """Whether this process opened it, and not the parent of this forked child."""
+        """True if this process opened it, and not the parent of this forked child."""
         return self._owner.in_this_process
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class SignsOfLife:
         return int(_SIGN.unpack(sign)[0]) if len(sign) == _SIGN.size else 0
 
     def exist(self) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return self._path.exists()
 
     def remove(self) -> None:
@@ -171,7 +171,7 @@ class SignsOfLife:
             self._file = None
 
     def _found(self) -> bool:
-        """Whether the file is open, and still the one that the other processes see."""
+        """Return whether the file is open, and still the one that the other processes see."""
         if self._file is None:
             return False
         try:

@@ -110,7 +110,7 @@ class Line(list[LineNode]):
     """The nodes of a lock, first come, first served."""
 
     noted: bool = False
-    """Whether their folder has data: the phase of readers, or notes."""
+    """True if their folder has data: the phase of readers, or notes."""
 
     def position_of(self, claim: Claim) -> int | None:
         """Where the first node of a claim is."""
@@ -192,7 +192,7 @@ class Paths:
 
 
 def is_of(node: LineNode, session: int) -> bool:
-    """Whether *session* keeps *node* alive."""
+    """Return whether *session* keeps *node* alive."""
     return node.session == session % _SESSIONS
 
 
@@ -320,13 +320,13 @@ class OwnNode:
 
     @property
     def held(self) -> bool:
-        """Whether this is a grant that has not ended."""
+        """True if this is a grant that has not ended."""
         return not self.over and self.ends_at is not None and _CLOCK.now() < self.ends_at
 
     @property
     def surely_there(self) -> bool:
         """
-        Whether the node is watched, and no event has come.
+        True if the node is watched, and no event has come.
 
         ZooKeeper sends the event of a watched node before it answers any later request on that connection.
         """
@@ -372,7 +372,7 @@ class OwnNodes:
         self._nodes[key] = own_node
 
     def any_lock(self, name: str) -> bool:
-        """Whether a node of this object is in the line of a lock, so that no later one is granted before it."""
+        """Return whether a node of this object is in the line of a lock, so that no later one is granted before it."""
         return name in self._locks
 
     def drop(self, own_node: OwnNode) -> None:

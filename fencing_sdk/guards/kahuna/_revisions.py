@@ -267,7 +267,7 @@ class Revision(NamedTuple):
     number: int | None
 
     def is_write(self, value: FencedValue) -> bool:
-        """Whether this is the very write of *value*."""
+        """Return whether this is the very write of *value*."""
         return self.value is not None and self.value.write == value.write
 
 
@@ -281,7 +281,7 @@ class Pauses:
 
     @property
     def over(self) -> bool:
-        """Whether the call is to be given up."""
+        """True if the call is to be given up."""
         return self._clock.now() > self._end
 
     async def sleep(self) -> None:

@@ -284,7 +284,7 @@ class PostgresqlFences(FenceTable):
             yield from self._find(transaction, created=True)
 
     def _knows(self, transaction: Transaction) -> bool:
-        """Whether the connection has found the table for good, in the place where the guard raises fences."""
+        """Return whether the connection has found the table for good, in the place where the guard raises fences."""
         seen = self._seen_by.get(transaction.driver)
         return seen is not None and seen.creator is None and self._is_own(seen)
 
@@ -310,7 +310,7 @@ class PostgresqlFences(FenceTable):
         return True
 
     def _is_own(self, found: _Found) -> bool:
-        """Whether *found* is the table in which the guard raises fences, as far as the guard knows one."""
+        """Return whether *found* is the table in which the guard raises fences, as far as the guard knows one."""
         own = self._own
         return own is None or (own.database, own.table) == (found.database, found.table)
 

@@ -216,7 +216,7 @@ class Transaction:
     placeholder: str
     """How a statement writes its first parameter: $1, %s or ?."""
     begins: bool
-    """Whether the driver begins a transaction by itself, with the first statement."""
+    """True if the driver begins a transaction by itself, with the first statement."""
     begun: Callable[[], bool]
     """Tells whether a transaction is open now, as PostgreSQL has told the driver. Not set for SQLite."""
 
@@ -261,7 +261,7 @@ class Transaction:
             writes.note(self.driver, self.is_open if end is None else lambda: end.is_active, admitted=admitted)
 
     def is_open(self) -> bool:
-        """Whether a transaction is open on the connection now."""
+        """Return whether a transaction is open on the connection now."""
         try:
             if self.dialect == SQLITE:
                 return cast("SqliteDriverConnection", self.driver).in_transaction

@@ -233,5 +233,5 @@ def _waiters_served(facts: Facts, healed: float, within: float, report: Report) 
 
 
 def _gone(troubles: list[Trouble], actor: str) -> bool:
-    """Whether *actor* never came back."""
+    """Return whether *actor* never came back."""
     return any(trouble.actor == actor and trouble.end == math.inf for trouble in troubles)

@@ -39,7 +39,7 @@ class RecordedLease:
     permits: int | None = None
     released: float | None = None
     kept: bool = False
-    """Whether the store was asked to keep the lock for a while, instead of giving it back."""
+    """True if the store was asked to keep the lock for a while, instead of giving it back."""
     lost: float | None = None
     reason: str = ""
     entered: float | None = None
@@ -53,7 +53,7 @@ class RecordedLease:
     """The class of what left the ``async with``."""
     noted: bool = False
     outer: bool = False
-    """Whether the task was cancelled from outside meanwhile."""
+    """True if the task was cancelled from outside meanwhile."""
     reads: list[float] = field(default_factory=list)
     renewals: list[float] = field(default_factory=list)
     revived: float | None = None
@@ -191,7 +191,7 @@ class Facts:
     title: str = ""
     outcome: str = ""
     declared: bool = False
-    """Whether everything that was done to the run from outside is in the recording."""
+    """True if everything that was done to the run from outside is in the recording."""
     rhythm: Rhythm | None = None
     start: float = math.inf
     end: float = -math.inf
@@ -216,7 +216,7 @@ class Facts:
     """Names still held after all clients had left; None when that was not recorded."""
 
     def troubled(self, actor: str, start: float, end: float, kinds: Iterable[str] = ("frozen", "stalled")) -> bool:
-        """Whether *actor* was disturbed between *start* and *end*."""
+        """Return whether *actor* was disturbed between *start* and *end*."""
         return any(
             trouble.what in kinds and trouble.start <= end + EXACT and trouble.end >= start - EXACT
             for trouble in (*self.troubles_of.get("", ()), *(self.troubles_of.get(actor, ()) if actor else ()))
@@ -232,7 +232,7 @@ class Facts:
 
     @cached_property
     def store_was_changed(self) -> bool:
-        """Whether the store itself forgot, was stepped, or revoked a grant: then later grants prove less."""
+        """True if the store itself forgot, was stepped, or revoked a grant: then later grants prove less."""
         return any(trouble.what in {"forgot", "stepped", "revoked"} for trouble in self.troubles)
 
     def of(self, name: str) -> list[RecordedLease]:

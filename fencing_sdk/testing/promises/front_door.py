@@ -239,7 +239,7 @@ class FrontDoorPromises(BackendUnderTest):
 
 
 async def _is_refused(lock: Lock) -> bool:
-    """Whether the store says that *lock* is held; asked again if a slow machine takes longer than the one call may."""
+    """Return whether the store answers that *lock* is held; ask again if a slow machine exceeds the time of a call."""
     for _ in range(TRIES):
         with suppress(BackendUnavailableError):
             return await lock.try_acquire() is None

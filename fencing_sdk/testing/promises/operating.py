@@ -276,7 +276,7 @@ class RevokingPromises(BackendUnderTest):
 
 
 def _same_age(listed: Holder, shown: Holder) -> bool:
-    """Whether two answers tell the same of the moment of a grant. Seconds may be between them."""
+    """Return whether two answers tell the same of the moment of a grant. Seconds may be between them."""
     if listed.held_for is None or shown.held_for is None:
         return listed.held_for is shown.held_for
     return abs(listed.held_for - shown.held_for) < 60

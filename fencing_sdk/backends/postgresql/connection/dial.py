@@ -70,7 +70,7 @@ class PostgresqlDialer:
         self._options = options
         self._arguments = {**arguments, "timeout": options.connect_timeout, "statement_cache_size": 0}
         self.pooled = options.pooled
-        """Whether a proxy pools transactions. A request that notices it sets this for the next sessions."""
+        """True if a proxy pools transactions. A request that notices it sets this for the next sessions."""
 
     async def dial(self) -> PostgresqlSession:
         """

@@ -34,12 +34,12 @@ class PostgresqlSession:
         self._prepared: dict[str, PreparedStatement] = {}
         self.pooled = pooled
         self.wrapped = False
-        """Whether each statement needs its own transaction, because the default isolation is not READ COMMITTED."""
+        """True if each statement needs its own transaction, because the default isolation is not READ COMMITTED."""
         _sessions.add(self)
 
     @property
     def closed(self) -> bool:
-        """Whether the driver knows that the connection is closed."""
+        """True if the driver knows that the connection is closed."""
         return self._connection.is_closed()
 
     async def ask(self, statement: str, arguments: tuple[object, ...]) -> DriverRow | None:
@@ -87,7 +87,7 @@ class PostgresqlSession:
 
     async def talks_to_server(self) -> bool:
         """
-        Whether no proxy is between: a proxy that pools tells a process id of its own when a connection opens.
+        Return whether no proxy is between: a proxy that pools tells a process id of its own when a connection opens.
 
         Raises:
             Exception: the driver's error.

@@ -85,7 +85,7 @@ class OpenConnection(NamedTuple):
     """``host:port``, or the path of a socket."""
 
     cluster: bool = False
-    """Whether the server is a node of a cluster: it answers MOVED for the slots of others."""
+    """True if the server is a node of a cluster: it answers MOVED for the slots of others."""
 
 
 class RedisDialer(Protocol):
@@ -314,7 +314,7 @@ async def _speak_resp3(connection: Any) -> dict[bytes, object]:
 
 
 def is_unknown_to_server(error: ResponseError) -> bool:
-    """Whether the server does not know the command: its code is ERR, which redis-py drops, or NOPROTO."""
+    """Return whether the server does not know the command: its code is ERR, which redis-py drops, or NOPROTO."""
     code = str(error).partition(" ")[0]
     return type(error) is ResponseError and (code == "NOPROTO" or not code.isupper())
 

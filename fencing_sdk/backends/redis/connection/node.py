@@ -107,7 +107,7 @@ class RedisNode:
         return await self._connect() if pipe is None else pipe
 
     def _is_owner(self) -> bool:
-        """Whether this loop of this process opened the connection. A child must not even close its parent's."""
+        """Return whether this loop of this process opened the connection. A child must not even close its parent's."""
         return self._owner is not None and self._owner.is_current
 
     async def _connect(self) -> Pipe:

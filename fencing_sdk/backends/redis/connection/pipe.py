@@ -128,7 +128,7 @@ class Pipe(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open, as far as this end knows."""
+        """True if the connection is open, as far as this end knows."""
         return self._loss is None and self._transport is not None and not self._transport.is_closing()
 
     def call(self, *words: Argument, follow: tuple[str, ...] = ()) -> asyncio.Future[Reply]:

@@ -168,7 +168,7 @@ class RedisQuorumBackend(Uncopied):
         return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
 
     def _is_decided(self, answers: Collection[Renewal | None]) -> bool:
-        """Whether these answers to a release show that the owner had a grant, or that it had none."""
+        """Return whether these answers to a release show that the owner had a grant, or that it had none."""
         released = sum(answer is None for answer in answers)
         return released >= self._nodes.majority or self._refusal(answers) is not None
 

@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
     left: float | None
     """Seconds until the node may grant it; None if the hold has no ttl."""
     in_line: bool
-    """Whether the caller is in the node's line."""
+    """True if the caller is in the node's line."""
     token: int = 0
     """The token of the hold in the way; 0 if another waiter comes first."""
     attempt: int = 0
@@ -150,7 +150,7 @@ class Ballot:
 
     @property
     def heard(self) -> bool:
-        """Whether a majority has granted or refused: an attempt that is still open then waits for a slow minority."""
+        """True if a majority has granted or refused: an attempt that is still open then waits for a slow minority."""
         return len(self.grants) + len(self.refusals) >= self.majority
 
     @property
@@ -168,14 +168,14 @@ class Ballot:
 
     @property
     def held(self) -> bool:
-        """Whether one other owner has a majority; else the nodes are split between rivals."""
+        """True if one other owner has a majority; else the nodes are split between rivals."""
         tokens = Counter(refusal.token for refusal in self.refusals.values())
         return any(count >= self.majority for count in tokens.values())
 
     @property
     def senior(self) -> bool:
         """
-        Whether this attempt asks again, and its rivals give way.
+        True if this attempt asks again, and its rivals give way.
 
         Some node has granted it, no other owner has a majority, and every hold in the way belongs to a later attempt.
         Attempts are compared, not numbers: of all rivals at one moment, exactly one is the first.
@@ -224,7 +224,7 @@ class QuorumHold:
         self._since.pop(node, None)
 
     def counts(self, node: int) -> bool:
-        """Whether the hold on *node* is established."""
+        """Return whether the hold on *node* is established."""
         return self._since.get(node) == _ESTABLISHED
 
     def succeeded(self, number: int) -> None:
@@ -313,7 +313,7 @@ class RenewalRound:
 
     @property
     def decided(self) -> bool:
-        """Whether every lease has its outcome, or no further answer will come."""
+        """True if every lease has its outcome, or no further answer will come."""
         return self._undecided == 0 or self._answered >= self.nodes
 
     def to_heal(self, node: int) -> list[int]:

@@ -64,9 +64,9 @@ class NodeRequest:
     def __init__(self, call: ScriptCall) -> None:
         self._call = call
         self.followed = bool(call.follow)
-        """Whether a command stands behind it that lets client tracking follow a key."""
+        """True if a command stands behind it that lets client tracking follow a key."""
         self.untracked = call.untracked
-        """Whether client tracking must not follow what it reads."""
+        """True if client tracking must not follow what it reads."""
         self.by_hash = self._packed(call.by_hash())
 
     def by_text(self) -> bytes:
@@ -147,7 +147,7 @@ class QuorumNode:
 
     @property
     def forgetful(self) -> bool:
-        """Whether the server was asked, and does not remember an epoch."""
+        """True if the server was asked, and does not remember an epoch."""
         return self.open_pipe is not None and not self._remembers
 
     def open_soon(self, *, at_once: bool = False) -> asyncio.Task[None] | None:

@@ -333,7 +333,7 @@ def shown_by_majority(seen: Collection[SeenHold | None], majority: int) -> SeenH
 
 
 def is_decided(seen: Collection[SeenHold | None], majority: int) -> bool:
-    """Whether further answers cannot change what a majority shows."""
+    """Return whether further answers cannot change what a majority shows."""
     return _most(seen)[1] >= majority
 
 

@@ -55,7 +55,7 @@ class _Place(NamedTuple):
     score: bytes
     owner: str
     alive: bool
-    """Whether it has given a sign of life; a waiter that has gone without leaving does not."""
+    """True if it has given a sign of life; a waiter that has gone without leaving does not."""
 
 
 class QuorumListing:
@@ -121,7 +121,7 @@ class QuorumListing:
 
 
 def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
-    """Whether a node had a hold of this grant when the listing began."""
+    """Return whether a node had a hold of this grant when the listing began."""
     hold = None if seen is None else seen.hold
     return hold is not None and (hold.owner, hold.token) == (shown.owner, shown.token) and hold.attempt < began
 
@@ -215,17 +215,17 @@ class RevocationTally:
 
     @property
     def complete(self) -> bool:
-        """Whether no further answer will come."""
+        """True if no further answer will come."""
         return self._answered == self._nodes
 
     @property
     def ended(self) -> bool:
-        """Whether the grant has ended for certain."""
+        """True if the grant has ended for certain."""
         return len(self._firsts) + len(self._free) >= self._majority
 
     @property
     def is_the_first(self) -> bool:
-        """Whether it was this revocation that has ended the grant: not a release, an expiry or another operator's."""
+        """True if it was this revocation that has ended the grant: not a release, an expiry or another operator's."""
         counts = Counter(self._firsts.values())
         if counts.total() < self._majority:
             return False

@@ -170,10 +170,10 @@ def get(path: str, watch: Callable[[object], None] | None = None) -> object:
 
 
 def is_acl(entry: object) -> bool:
-    """Whether *entry* is an ACL of kazoo."""
+    """Return whether *entry* is an ACL of kazoo."""
     return isinstance(entry, ACL)
 
 
 def is_deletion(event: object) -> bool:
-    """Whether a watch was called because its node has gone, and not because the connection has."""
+    """Return whether a watch was called because its node has gone, and not because the connection has."""
     return bool(getattr(event, "type", None) == EventType.DELETED)

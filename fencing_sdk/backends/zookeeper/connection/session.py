@@ -371,7 +371,7 @@ class ZooKeeperSessions:
         self._fork = ForkDetector()
 
     def forked(self) -> bool:
-        """Whether this process is a fork that was not noticed yet; its parent's sessions are then forgotten."""
+        """Return whether this process is a fork that was not noticed yet; its parent's sessions are then forgotten."""
         if not self._fork.forked():
             return False
         self._by_ttl.clear()  # not even closed: the server would end the parent's session
