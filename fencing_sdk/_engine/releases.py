@@ -54,6 +54,8 @@ class Releases:
         """By owner: those that were, and whose end is not told yet."""
         self._behind: dict[str, asyncio.Task[Returned]] = {}
         """By owner: releases that began in the background."""
+        self._unconfirmed: list[str] = []
+        """The names whose release the store did not confirm while the client was closed."""
         self.on_end: Callable[[], object] | None = None
         """Called when the end of a lease was told, from the beginning of a drain on."""
         self._clock = clock
@@ -166,10 +168,15 @@ class Releases:
         self._leave_rest()
 
     def tell_ends(self) -> None:
-        """Tell the end of the leases whose release was not confirmed until now."""
+        """Report the end of the leases whose release the store has not confirmed, and log how many they are."""
         self._leave_rest()
         for lease in tuple(self.returning.values()):
             self.tell_end(lease, confirmed=False)
+        if self._unconfirmed:
+            more = f" and {len(self._unconfirmed) - 1} others" if self._unconfirmed[1:] else ""
+            first = shown(self._unconfirmed[0])
+            logger.warning("closed; the store did not confirm the release of %s%s: the ttl frees them", first, more)
+            self._unconfirmed.clear()
 
     def _leave_rest(self) -> None:
         self.returning.update(self.unreleased)
@@ -194,10 +201,16 @@ class Releases:
     def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
         """Tell the one end of *lease*, unless it was told before."""
         if self.returning.pop(lease.claim.owner, None) is not None:
+            if not confirmed and self.store_calls.closing and lease.lost_reason in _ENDED_HERE:
+                self._unconfirmed.append(lease.name)
             if self._report.observed:
                 self._report.released(lease, confirmed=confirmed, kept_for=kept_for)
             if self.on_end is not None:
                 self.on_end()
+
+
+_ENDED_HERE = {None, LossReason.CLOSED, LossReason.DRAINED}
+"""How a lease that its own client has ended was lost, if at all. Others still see it as held."""
 
 
 def _silent(lease: LeaseState) -> bool:

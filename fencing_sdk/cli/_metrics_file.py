@@ -76,6 +76,8 @@ class MetricsFile:
             msg = f"--metrics-file must end with {_SUFFIX}, or node_exporter does not read it, got {shown(str(path))}"
             raise ConfigurationError(msg)
         self._path = path
+        self._refused = ""
+        """Why the file could not be written before: it is said once."""
         self._lock = lock.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")  # others may have named it
 
     async def started(self, at: float) -> None:
@@ -109,7 +111,9 @@ class MetricsFile:
                     Path(name).unlink(missing_ok=True)
                     raise
         except OSError as error:
-            say(f"the metrics file {shown(str(self._path))} cannot be written: {error.strerror}")
+            if (refused := str(error.strerror)) != self._refused:
+                self._refused = refused
+                say(f"the metrics file {shown(str(self._path))} cannot be written: {refused}")
 
     def _before(self) -> Mapping[str, float]:
         """Return what the file says of this lock."""

@@ -19,6 +19,7 @@ from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.testing import FaultyBackend
 
 # A client that is closed: once and to the end, and not before the bodies under its locks have ended (P1).
 
@@ -95,6 +96,19 @@ async def test_the_lock_of_a_body_that_goes_on_is_left_to_its_ttl():
         assert not working.done()
         with contextlib.suppress(LeaseLostError):
             await working
+
+
+@in_virtual_time
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
+async def test_a_release_that_the_store_does_not_confirm_before_the_closing_ends_is_logged(names, caplog):
+    store = FaultyBackend(MemoryBackend(clock=LoopClock()))
+    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    async with client:
+        leases = [await client.lock(name, ttl=TTL).acquire() for name in names]
+        store.drop("release")
+    others = " and 2 others" if names[1:] else ""
+    assert caplog.messages == [f"closed; the store did not confirm the release of 'a'{others}: the ttl frees them"]
+    assert {lease.lost_reason for lease in leases} == {LossReason.CLOSED}
 
 
 @in_virtual_time
