@@ -281,7 +281,7 @@ async def test_mode_07_a_refusal_that_comes_after_the_release_is_no_loss():
         await lease.release()
         store.apply.set()
         store.answer.set()
-        with pytest.raises(LeaseLostError, match="given back"):
+        with pytest.raises(LeaseLostError, match="was released"):
             await asyncio.wait_for(renewing, 20)
         assert lease.lost_reason is None
     assert kinds(log.events) == ["acquiring", "acquired", "released"]

@@ -343,7 +343,7 @@ async def test_a_lease_that_is_released_while_it_is_renewed_by_hand_is_over(stag
     renewing = asyncio.create_task(lease.renew())
     await asyncio.sleep(0.01)
     await lease.release()
-    with pytest.raises(LeaseLostError, match="given back"):
+    with pytest.raises(LeaseLostError, match="was released"):
         await renewing
     assert [event.kind for event in stage.events] == ["acquiring", "acquired", "released"]
 
@@ -354,7 +354,7 @@ async def test_so_it_is_when_the_renewal_gets_no_answer(stage):
     renewing = asyncio.create_task(lease.renew())
     await asyncio.sleep(0.01)
     await lease.release()
-    with pytest.raises(LeaseLostError, match="given back"):
+    with pytest.raises(LeaseLostError, match="was released"):
         await renewing
 
 
