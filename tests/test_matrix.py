@@ -177,6 +177,22 @@ SCENARIOS = {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
         "sqlite": "there is no server and no network between: test_sqlite_processes.py has what a file can do",
     },
+    "LostAnswersSuite": {
+        "memory": "there is no network between",
+        "sqlite": "there is no network between",
+        "redisquorum": "a lost answer is one of several: tests/stores/quorum/test_redis_quorum_nodes.py",
+        "etcd": "the network of a test sees none of its requests: tests/stores/etcd/test_etcd_faults.py",
+        "zookeeper": "the network of a test sees none of its requests: tests/stores/zookeeper/test_zookeeper_faults.py",
+        "kahuna": "the network of a test sees none of its requests: tests/stores/kahuna/test_kahuna_faults.py",
+    },
+    "FailoverSuite": {
+        "memory": "it lives in one process",
+        "sqlite": "it has no replicas",
+        "redisquorum": "it loses no grant that a majority has: tests/stores/quorum/test_redis_quorum_nodes.py",
+        "etcd": "it loses no grant: tests/stores/etcd/test_etcd_cluster.py",
+        "zookeeper": "it loses no grant: tests/stores/zookeeper/test_zookeeper_failover.py",
+        "kahuna": "it loses no grant: tests/stores/kahuna/test_kahuna_cluster.py",
+    },
     "OpeningSuite": {"memory": "it is never away: tests/unit/test_opening.py has one that says so"},
     "ElectionSuite": {
         "memory": "it lives in one process: tests/unit/test_election.py",

@@ -45,6 +45,10 @@ class Replicated:
     ) -> None:
         await self._stack.aclose()
 
+    @property
+    def primary(self) -> RedisServer:
+        return self.master
+
     def _all_follow(self) -> bool:
         """Whether each replica follows, and the master knows it: a replica says so before the master does."""
         known = sum("state=online" in line for line in info(self.master, "replication").values())

@@ -15,7 +15,7 @@ import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log
 from patience import until
 from stays import LEAVING, LONG, PATIENCE, Stay, opened, staying
-from store_bench import StoreBench, nothing_left
+from store_bench import AnsweringBench, StoreBench, nothing_left
 
 from fencing_sdk import (
     AcquireTimeoutError,
@@ -307,4 +307,94 @@ class FaultsSuite:
                 await asyncio.gather(*tasks)
             assert tokens == sorted(set(tokens))
             assert len(tokens) > 3
+        await nothing_left(bench)
+
+
+FAR = 10 * PATIENCE
+"""A ttl that frees nothing in time."""
+BOTH = pytest.mark.parametrize("fault", ["lose_replies", "lose_requests"])
+
+
+class LostAnswersSuite:
+    """The store did what was asked and the answer is lost, or the request is: to a client it looks the same."""
+
+    def lose(self, fault: str, call: str, bench: AnsweringBench, number: int = 1) -> asyncio.Future[None]:
+        """Break the connection at the next *number* of these calls."""
+        return getattr(bench.proxy, fault)(number, of=bench.calls[call])
+
+    @BOTH
+    async def test_a_retry_finds_the_grant_that_was_not_answered(self, fault: str, bench: AnsweringBench):
+        async with opened(bench.by_proxy) as (locks, _):
+            tokens = []
+            for call in ("first acquire", "acquire"):
+                lost = self.lose(fault, call, bench)
+                async with staying(locks.lock("a", ttl=FAR, wait=PATIENCE)) as stay:
+                    assert lost.done()
+                    holder = await locks.inspect("a")
+                    assert holder is not None
+                    assert holder.token == stay.token
+                    tokens.append(stay.token)
+                    await stay.end()
+            assert tokens[0] < tokens[1]
+            assert bench.proxy.connections == 1
+        await nothing_left(bench)
+
+    @BOTH
+    async def test_lost_renewals_cost_nothing(self, fault: str, bench: AnsweringBench):
+        async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+            await log.seen(Renewed)
+            async with asyncio.timeout(PATIENCE):
+                await self.lose(fault, "renew", bench, 2)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+            await stay.end()
+        assert log.of(Lost) == []
+        await nothing_left(bench)
+
+    @BOTH
+    async def test_a_release_is_repeated_and_touches_no_other_lease(self, fault: str, bench: AnsweringBench):
+        async with opened(bench.by_proxy) as (locks, _), opened(bench.url) as (others, _):
+            async with locks.lock("a"):  # so that the store knows the call
+                pass
+            async with staying(locks.lock("a", ttl=FAR)) as stay:
+                waiting = Stay(others.lock("a", ttl=FAR, wait=PATIENCE))
+                await bench.waiting("a", 1)
+                lost = self.lose(fault, "release", bench)
+                await stay.end()
+                async with asyncio.timeout(PATIENCE):
+                    await lost
+            assert (await waiting.begun()).held
+            assert waiting.token > stay.token
+            assert bench.seconds_left("a") > 0
+            await waiting.end()
+        await nothing_left(bench)
+
+    @BOTH
+    async def test_a_waiter_that_joins_waits_a_moment_longer(self, fault: str, bench: AnsweringBench):
+        async with opened(bench.by_proxy) as (locks, _), opened(bench.url) as (others, _):
+            async with staying(others.lock("a", ttl=FAR)) as stay:
+                lost = self.lose(fault, "join", bench)
+                waiting = Stay(locks.lock("a", ttl=FAR, wait=PATIENCE))
+                async with asyncio.timeout(PATIENCE):
+                    await lost
+                await bench.waiting("a", 1)
+                await stay.end()
+            await waiting.begun()
+            await waiting.end()
+        await nothing_left(bench)
+
+    @BOTH
+    async def test_a_waiter_that_leaves_is_gone_for_good(self, fault: str, bench: AnsweringBench):
+        async with opened(bench.by_proxy) as (locks, _), opened(bench.url) as (others, _):
+            async with staying(others.lock("a", ttl=FAR)) as stay:
+                lost = self.lose(fault, "leave", bench)
+                waiting = Stay(locks.lock("a", ttl=FAR))
+                await bench.waiting("a", 1)
+                await waiting.abandon()
+                async with asyncio.timeout(PATIENCE):
+                    await lost
+                await bench.waiting("a", 0)
+                await asyncio.sleep(1.5)  # longer than a waiter pauses before it stands in line again
+                assert await bench.in_line("a") == 0
+                await stay.end()
         await nothing_left(bench)

@@ -86,21 +86,27 @@ class OpeningSuite:
             assert (refused.value.operation, refused.value.waited, tries.number) == ("open", None, 0)
         await nothing_left(bench)
 
+    async def open(self, world: str, url: str, **options: object) -> None:
+        """Open a client, and close it."""
+        if world == "tasks":
+            async with connect(url, **options) as locks:
+                assert await locks.inspect("a") is None
+            return
+
+        def open_in_a_thread() -> None:
+            with fencing_sdk.sync.connect(url, **options) as locks:
+                assert locks.inspect("a") is None
+
+        await asyncio.to_thread(open_in_a_thread)
+
+    async def test_a_client_that_is_opened_alone_is_told_at_once(self, world: str, bench: StoreBench):
+        with self.away(bench) as url, pytest.raises(BackendUnavailableError):
+            await self.open(world, url)
+        await nothing_left(bench)
+
     async def test_a_client_that_is_opened_alone_waits_as_long_as_it_was_told(self, world: str, bench: StoreBench):
-        async def open_it(url: str) -> None:
-            if world == "tasks":
-                async with connect(url, open_wait=LONG) as locks:
-                    assert await locks.inspect("a") is None
-                return
-
-            def open_in_a_thread() -> None:
-                with fencing_sdk.sync.connect(url, open_wait=LONG) as locks:
-                    assert locks.inspect("a") is None
-
-            await asyncio.to_thread(open_in_a_thread)
-
         with self.away(bench) as url:
-            opening = asyncio.create_task(open_it(url))
+            opening = asyncio.create_task(self.open(world, url, open_wait=LONG))
             with pytest.raises(BackendUnavailableError):  # which takes longer than a first try
                 await self.hold(world, url, wait=0.5)
             assert not opening.done()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -29,21 +29,32 @@ class OwnServer(BackendUnderTest):
 
     @pytest.fixture
     async def backend(self, reopen: Reopen) -> AsyncIterator[Backend]:
-        made = reopen()
-        yield made
-        await made.aclose()
+        async with aclosing(reopen()) as made:
+            await self.ready(made)
+            yield made
+
+    async def ready(self, backend: Backend) -> None:
+        """Wait until a new client knows all of its servers."""
+
+    def kill(self) -> None:
+        self.own_server.kill()
+
+    def start(self) -> None:
+        self.own_server.start()
 
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
         """Kill the server."""
-        await asyncio.to_thread(self.own_server.kill)
+        await asyncio.to_thread(self.kill)
         try:
             yield
         finally:
-            await asyncio.to_thread(self.own_server.start)
+            await asyncio.to_thread(self.start)
 
     async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
         """Restart the server too, by force."""
-        await asyncio.to_thread(self.own_server.kill)
-        await asyncio.to_thread(self.own_server.start)
-        return await super().restart(backend, reopen)
+        await asyncio.to_thread(self.kill)
+        await asyncio.to_thread(self.start)
+        restarted = await super().restart(backend, reopen)
+        await self.ready(restarted)
+        return restarted

@@ -14,8 +14,9 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import postgresql_stage
@@ -35,6 +36,7 @@ from stays import PATIENCE, eventually
 from zookeeper_server import ZooKeeperServer
 
 from fencing_sdk.backends.kahuna.requests import GET_INFO, AnswerType, RequestWriter
+from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.zookeeper.nodes import in_line
 
 
@@ -74,6 +76,13 @@ class StoreBench(WaitersBench, Protocol):
     def seconds_left(self, name: str) -> float:
         """For how long the server will not hand the lock on, at least; 0 when it is free. Blocks the loop."""
         ...
+
+
+class AnsweringBench(StoreBench, Protocol):
+    """What a scenario needs of a store whose single answers can be lost."""
+
+    calls: Mapping[str, str]
+    """A text that a call has in its request; ``first acquire``: on a server that is fresh."""
 
 
 async def nothing_left(bench: WaitersBench, *, within: float = PATIENCE) -> None:
@@ -137,6 +146,16 @@ class SqliteBench(Line):
 
 class RedisBench(Line):
     connections = 1
+    calls: Mapping[str, str] = MappingProxyType(
+        {
+            "first acquire": scripts.ACQUIRE.text,  # a server without scripts is sent the text
+            "acquire": scripts.ACQUIRE.sha,
+            "renew": scripts.RENEW.sha,
+            "release": scripts.RELEASE.sha,
+            "join": scripts.STAND.sha,
+            "leave": scripts.RELEASE.sha,
+        }
+    )
 
     def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
         self.server, self.proxy = server, proxy
@@ -189,6 +208,12 @@ class QuorumBench(Line):
 
 class PostgresqlBench(Line):
     connections = 1
+    calls: Mapping[str, str] = MappingProxyType(
+        {
+            "first acquire": '"fencing".fencing_acquire($1',
+            **{call: f"fencing_{call}" for call in ("acquire", "renew", "release", "join", "leave")},
+        }
+    )
 
     def __init__(self, server: PostgresqlServer, proxy: PostgresqlProxy) -> None:
         self.server, self.proxy = server, proxy

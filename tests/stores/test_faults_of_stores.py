@@ -1,18 +1,18 @@
 """Every store that is a server is ridden out, or a lease ends in time, whatever `FaultsSuite` does to it."""
 
-from faults_suite import FaultsSuite
+from faults_suite import FaultsSuite, LostAnswersSuite
 from on_stores import OnEtcd, OnKahuna, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 
 pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
-class TestRedis(OnRedis, FaultsSuite): ...
+class TestRedis(OnRedis, FaultsSuite, LostAnswersSuite): ...
 
 
 class TestRedisQuorum(OnRedisQuorum, FaultsSuite): ...
 
 
-class TestPostgresql(OnPostgresql, FaultsSuite): ...
+class TestPostgresql(OnPostgresql, FaultsSuite, LostAnswersSuite): ...
 
 
 class TestEtcd(OnEtcd, FaultsSuite): ...

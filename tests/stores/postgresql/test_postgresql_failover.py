@@ -10,7 +10,7 @@ from patience import until
 from pgbouncer import PgBouncer
 from postgresql_replicas import Replicated
 from postgresql_server import FORGETFUL, PostgresqlServer
-from postgresql_stage import ENDS, LEFT, line, nothing_left, sessions, terminate, waiting
+from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
 from revocation_notices_suite import FAR, holding, listening, shorten_the_moment, told, watcher
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
@@ -20,14 +20,12 @@ from fencing_sdk import (
     Lost,
     RenewalFailed,
     Renewed,
-    StaleTokenError,
     connect,
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
-from fencing_sdk.guards.memory import MemoryGuard
 
 pytest_plugins = ["postgresql_fixtures"]
 
@@ -36,42 +34,6 @@ pytest_plugins = ["postgresql_fixtures"]
 
 
 COMMIT = "COMMENT ON SCHEMA public IS 'something to commit'"
-
-
-async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int, int]:
-    """The token of a grant that the standby never received, and of the next one, by that standby."""
-    async with opened(group.primary.url, tokens=tokens) as (before, _):
-        for _ in range(3):
-            async with before.lock("a", wait=PATIENCE):
-                pass
-        await group.synced()
-        group.cut_replication()
-        first = await before.lock("a", ttl=60).acquire()
-        token = first.token
-        promoted = await group.promote()
-        async with opened(promoted.url, tokens=tokens) as (after, _):
-            second = await after.lock("a", wait=PATIENCE).acquire()  # the new primary knows nothing of the first lease
-            return token, second.token
-
-
-async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(postgresql_group):
-    first, second = await grants_around_a_failover(postgresql_group, "hybrid")
-    assert first < second
-    guard = MemoryGuard()
-    await guard.raise_to("a", second)
-    with pytest.raises(StaleTokenError):
-        guard.admit("a", first)
-
-
-async def test_a_plain_counter_repeats_a_token_after_such_a_failover(postgresql_group):
-    """The stated risk of ``tokens="counter"``, and why a guard compares holders too."""
-    first, second = await grants_around_a_failover(postgresql_group, "counter")
-    assert first == second
-    guard = MemoryGuard()
-    await guard.raise_to("a", first)
-    with pytest.raises(StaleTokenError) as refused:
-        guard.admit("a", second)
-    assert refused.value.conflict
 
 
 async def have_commits_wait_for_the_standby(group: Replicated) -> None:
@@ -331,18 +293,6 @@ async def test_a_server_that_starts_up_is_waited_for(start_postgresql):
     await nothing_left(server)
 
 
-async def test_a_server_that_is_down_when_the_client_opens_is_told_at_once(start_postgresql):
-    server = start_postgresql()
-    server.stop()
-    with pytest.raises(BackendUnavailableError):
-        async with opened(server.url):
-            pytest.fail("it opened")
-    server.start()
-    async with opened(server.url) as (locks, _), locks.lock("a"):
-        pass
-    await nothing_left(server)
-
-
 # One session ends.
 
 
@@ -370,100 +320,6 @@ async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_ser
 
         await eventually(few, what="no session is left over")
     await nothing_left(server)
-
-
-# The server did what was asked and the reply is lost, or the request is: to a client it looks the same.
-
-
-BOTH = pytest.mark.parametrize("fault", ["lose_replies", "lose_requests"])
-TOKEN = "SELECT token FROM fencing.fencing_lock WHERE name = 'a'"
-
-
-async def test_a_retry_after_a_lost_reply_finds_its_own_grant(postgresql_server, postgresql_proxy):
-    async with opened(postgresql_proxy.url) as (locks, _):
-        async with locks.lock("other", ttl=30):
-            pass
-        for _ in range(2):
-            lost = postgresql_proxy.lose_replies(of="fencing_acquire")
-            async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
-                assert lost.done()
-                assert await postgresql_server.value(TOKEN) == stay.token
-                await stay.end()
-        assert postgresql_proxy.connections == 1
-    await nothing_left(postgresql_server)
-
-
-async def test_a_lost_reply_to_a_renewal_is_ridden_out(postgresql_server, postgresql_proxy):
-    async with opened(postgresql_proxy.url) as (locks, log), staying(locks.lock("a", **LONG | {"ttl": 4.0})) as stay:
-        await log.seen(Renewed)
-        lost = postgresql_proxy.lose_replies(2, of="fencing_renew")
-        async with asyncio.timeout(PATIENCE):
-            await lost
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 1)
-        await stay.end()
-    assert log.of(Lost) == []
-    await nothing_left(postgresql_server)
-
-
-@BOTH
-async def test_a_release_without_an_answer_is_repeated_and_touches_no_other_lease(
-    fault, postgresql_server, postgresql_proxy
-):
-    async with opened(postgresql_proxy.url) as (locks, _), opened(postgresql_server.url) as (others, _):
-        async with staying(locks.lock("a", ttl=30)) as stay:
-            waiter = Stay(others.lock("a", ttl=30, wait=PATIENCE))
-            await waiting(postgresql_server, 1)
-            lost = getattr(postgresql_proxy, fault)(of="fencing_release")
-            await stay.end()
-            async with asyncio.timeout(PATIENCE):
-                await lost
-        await waiter.begun()
-        assert waiter.lease.held
-        assert waiter.token > stay.token
-        assert await postgresql_server.value(LEFT, "a") > 0
-        await waiter.end()
-    await nothing_left(postgresql_server)
-
-
-@BOTH
-async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, postgresql_server, postgresql_proxy):
-    async with opened(postgresql_proxy.url) as (locks, _), opened(postgresql_server.url) as (others, _):
-        async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(postgresql_proxy, fault)(of="fencing_join")
-            waiter = Stay(locks.lock("a", ttl=30, wait=PATIENCE))
-            async with asyncio.timeout(PATIENCE):
-                await lost
-            await waiting(postgresql_server, 1)
-            await stay.end()
-        await waiter.begun()
-        await waiter.end()
-    await nothing_left(postgresql_server)
-
-
-@BOTH
-async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good(
-    fault, postgresql_server, postgresql_proxy
-):
-    async with opened(postgresql_proxy.url) as (locks, _), opened(postgresql_server.url) as (others, _):
-        async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(postgresql_proxy, fault)(of="fencing_leave")
-            waiter = Stay(locks.lock("a", ttl=30))
-            await waiting(postgresql_server, 1)
-            await waiter.abandon()
-            async with asyncio.timeout(PATIENCE):
-                await lost
-            begun = asyncio.get_running_loop().time()
-            await eventually(lambda: _empty(postgresql_server), what="the line is empty")
-            assert asyncio.get_running_loop().time() - begun < 10
-            await asyncio.sleep(1.5)  # longer than a waiter pauses before it stands in line again
-            assert await line(postgresql_server) == 0
-            await stay.end()
-    await nothing_left(postgresql_server)
-
-
-async def _empty(server) -> bool:
-    return await line(server) == 0
 
 
 # What only PostgreSQL can show when it fails under a holder: sessions that are terminated, and openings given up.

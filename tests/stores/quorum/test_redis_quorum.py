@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
+from own_server import OwnServer
 from patience import until
 from redis_quorum import Quorum
 from redis_server import RedisServer
 
 from fencing_sdk.abc import Backend, Claim, Renewal
-from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
+from fencing_sdk.backends.redis.quorum import RedisQuorumBackend
 from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, QuorumHold, Refusal, RenewalRound
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.promises.under_test import DRIFT, Reopen
@@ -37,7 +38,7 @@ def five_nodes(redis_binary: str) -> Iterator[Quorum]:
         yield quorum
 
 
-class QuorumSuite(BackendSuite):
+class QuorumSuite(OwnServer, BackendSuite):
     queues = True
     notices = True
     lists = revokes = True
@@ -48,30 +49,16 @@ class QuorumSuite(BackendSuite):
     """Nodes that are down throughout."""
 
     @pytest.fixture
-    async def quorum(self, three_nodes: Quorum) -> Quorum:
-        await three_nodes.fresh()
-        self.stop_some(three_nodes)
-        return three_nodes
+    async def server(self, three_nodes: Quorum) -> Quorum:
+        return await self.some_of(three_nodes)
 
-    def stop_some(self, quorum: Quorum) -> None:
-        self.own_quorum = quorum
-        self.up = quorum.nodes[self.stopped :]
+    async def some_of(self, quorum: Quorum) -> Quorum:
+        """Stop as many nodes of a fresh quorum as are to be down."""
+        await quorum.fresh()
+        self.own_server, self.up = quorum, quorum.nodes[self.stopped :]
         for node in quorum.nodes[: self.stopped]:
             node.kill()
-
-    @pytest.fixture
-    def url(self, quorum: Quorum) -> str:
-        return quorum.url
-
-    @pytest.fixture
-    def reopen(self, url: str) -> Callable[[], RedisQuorumBackend]:
-        return lambda: from_url(url)
-
-    @pytest.fixture
-    async def backend(self, reopen: Callable[[], RedisQuorumBackend]) -> AsyncIterator[RedisQuorumBackend]:
-        async with aclosing(reopen()) as made:
-            await self.all_vote(made)
-            yield made
+        return quorum
 
     async def expire(self, ttl: float) -> None:
         """Wait until the holds have ended on every node: on a busy machine some nodes begin a ttl later than others."""
@@ -83,7 +70,7 @@ class QuorumSuite(BackendSuite):
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
         """Kill nodes until the others are no majority, when all of them have what was granted."""
         await self.granted_everywhere()
-        killed = self.up[: len(self.up) - self.own_quorum.majority + 1]
+        killed = self.up[: len(self.up) - self.own_server.majority + 1]
         for node in killed:
             await asyncio.to_thread(node.kill)
         try:
@@ -92,18 +79,20 @@ class QuorumSuite(BackendSuite):
             for node in killed:
                 await asyncio.to_thread(node.start)
 
+    def kill(self) -> None:
+        for node in self.up:
+            node.kill()
+
+    def start(self) -> None:
+        for node in self.up:
+            node.start()
+
     async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
         """Restart the nodes too, by force, when all of them have what was granted."""
         await self.granted_everywhere()
-        for node in self.up:
-            await asyncio.to_thread(node.kill)
-        for node in self.up:
-            await asyncio.to_thread(node.start)
-        restarted = await super().restart(backend, reopen)
-        await self.all_vote(restarted)
-        return restarted
+        return await super().restart(backend, reopen)
 
-    async def all_vote(self, backend: Backend) -> None:
+    async def ready(self, backend: Backend) -> None:
         """Wait until the client knows all nodes that are up: an open client may know a majority, and asks no others."""
         await until(lambda: _voters(backend) == len(self.up), what="all nodes vote that are up")
 
@@ -146,10 +135,8 @@ class TestThreeNodesOneDown(QuorumSuite):
 
 class OnFiveNodes(QuorumSuite):
     @pytest.fixture
-    async def quorum(self, five_nodes: Quorum) -> Quorum:
-        await five_nodes.fresh()
-        self.stop_some(five_nodes)
-        return five_nodes
+    async def server(self, five_nodes: Quorum) -> Quorum:
+        return await self.some_of(five_nodes)
 
 
 @pytest.mark.campaign(only=True)  # between three nodes that are up and five of which two are down there is little room

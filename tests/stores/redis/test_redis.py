@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 import redis.asyncio
@@ -67,49 +65,38 @@ def durable_cluster(redis_binary: str) -> Iterator[Cluster]:
         yield cluster
 
 
-class TestRedisCluster(BackendSuite):
+class TestRedisCluster(OwnServer, BackendSuite):
     queues = hands_over = True
     shares = True
     notices = True
     lists = revokes = transfers = True
 
     @pytest.fixture(autouse=True)
-    def cluster(self, durable_cluster: Cluster) -> Cluster:
+    def server(self, durable_cluster: Cluster) -> Cluster:
         durable_cluster.heal()
         for node in durable_cluster.nodes:
             node.ask_all(["FLUSHALL"], ["SCRIPT", "FLUSH"])
-        self.own_cluster = durable_cluster
+        self.own_server = durable_cluster
         return durable_cluster
 
     @pytest.fixture
-    def url(self, cluster: Cluster) -> str:
-        return cluster.url.replace("redis://", "redis+cluster://")
+    def url(self, server: Cluster) -> str:
+        return server.url.replace("redis://", "redis+cluster://")
 
-    @pytest.fixture
-    def reopen(self, url: str) -> Callable[[], RedisBackend]:
-        return lambda: from_url(url)
+    restart = BackendSuite.restart  # by the client alone: a cluster takes seconds to come back
 
-    @pytest.fixture
-    async def backend(self, reopen: Callable[[], RedisBackend]) -> AsyncIterator[RedisBackend]:
-        made = reopen()
-        yield made
-        await made.aclose()
+    def kill(self) -> None:
+        for node in self.own_server.nodes:
+            node.kill()
 
-    @asynccontextmanager
-    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
-        """Kill every server."""
-        for node in self.own_cluster.nodes:
-            await asyncio.to_thread(node.kill)
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(self.own_cluster.heal)
+    def start(self) -> None:
+        self.own_server.heal()
 
     async def revoke(self, backend: Backend, name: str) -> None:
         """Delete the lease, as an operator would."""
         assert isinstance(backend, RedisBackend)
         key = backend._requests.lease(name)
-        await self.own_cluster.node_of(key).command("DEL", key)
+        await self.own_server.node_of(key).command("DEL", key)
 
 
 async def test_a_server_of_a_cluster_is_not_taken_for_a_single_one(durable_cluster: Cluster):

@@ -12,7 +12,7 @@ from redis_cluster import Cluster
 from redis_replicas import Replicated, info
 from redis_sentinels import Sentinels
 from redis_server import RedisServer, version_of
-from redis_stage import connections, key, keys, milliseconds_left, nothing_left
+from redis_stage import connections, key, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import (
@@ -24,13 +24,11 @@ from fencing_sdk import (
     Lost,
     RenewalFailed,
     Renewed,
-    StaleTokenError,
     connect,
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Grant, Holder
-from fencing_sdk.backends.redis import from_url, scripts
-from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.backends.redis import from_url
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -42,22 +40,6 @@ pytest_plugins = ["redis_fixtures"]
 async def group(redis_binary: str) -> AsyncIterator[Replicated]:
     async with Replicated(binary=redis_binary) as group:
         yield group
-
-
-async def grants_around_a_failover(group: Replicated, tokens: str) -> tuple[int, int]:
-    """The token of a grant that the replica never received, and the next one, by that replica."""
-    url = f"redis://127.0.0.1:{group.master.port}?tokens={tokens}"
-    async with connect(url) as before:
-        for _ in range(3):
-            async with before.lock("a"):
-                pass
-        await group.synced()
-        group.cut_replication()
-        first = await before.lock("a", ttl=60).acquire()
-        promoted = await group.promote()
-        async with connect(f"redis://127.0.0.1:{promoted.port}?tokens={tokens}") as after:
-            second = await after.lock("a", wait=0).acquire()  # the lease is lost: the new master knows nothing of it
-            return first.token, second.token
 
 
 async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a_new_one(redis_binary: str):
@@ -81,27 +63,6 @@ async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a
                 await backend.renew([claim])
         assert first not in connections(group)
         await backend.aclose()
-
-
-@pytest.mark.usefixtures("answers_may_be_late")
-async def test_a_failover_that_loses_a_grant_does_not_lose_its_token(group: Replicated):
-    first, second = await grants_around_a_failover(group, "hybrid")
-    guard = MemoryGuard()
-    await guard.raise_to("a", second)
-    with pytest.raises(StaleTokenError):
-        guard.admit("a", first)
-
-
-@pytest.mark.usefixtures("answers_may_be_late")
-async def test_a_plain_counter_repeats_a_token_after_such_a_failover(group: Replicated):
-    """The stated risk of ``tokens="counter"``, and why a guard compares holders too."""
-    first, second = await grants_around_a_failover(group, "counter")
-    assert first == second
-    guard = MemoryGuard()
-    await guard.raise_to("a", first)
-    with pytest.raises(StaleTokenError) as refused:
-        guard.admit("a", second)
-    assert refused.value.conflict
 
 
 @pytest.mark.usefixtures("answers_may_be_late")
@@ -345,96 +306,7 @@ async def test_the_line_leaves_no_channel_behind(redis_cluster: Cluster):
     await until(lambda: not channels(node), what="nobody listens any more")
 
 
-# What only Redis shows when it fails under a holder: lost replies to a script, crashes with and without memory.
-
-
-# A reply is lost after the server did what was asked.
-
-
-async def test_a_retry_after_a_lost_reply_finds_its_own_grant(redis_server, proxy):
-    async with opened(proxy.url) as (locks, _):
-        lost = proxy.lose_replies(of=scripts.ACQUIRE.text)  # a server without scripts is sent the text
-        async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as stay:
-            assert lost.done()
-            assert int(await redis_server.command("GET", key("a", "t"))) == stay.token
-            await stay.end()
-        lost = proxy.lose_replies(of=scripts.ACQUIRE.sha)
-        async with staying(locks.lock("a", ttl=30, wait=PATIENCE)) as again:
-            assert lost.done()
-            assert int(await redis_server.command("GET", key("a", "t"))) == again.token > stay.token
-            assert len(await connections(redis_server)) == 1
-            await again.end()
-    await nothing_left(redis_server)
-
-
-async def test_a_lost_reply_to_a_renewal_is_ridden_out(redis_server, proxy):
-    async with opened(proxy.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
-        await log.seen(Renewed)
-        lost = proxy.lose_replies(2, of=scripts.RENEW.sha)
-        async with asyncio.timeout(PATIENCE):
-            await lost
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 1)
-        await stay.end()
-    assert log.of(Lost) == []
-    await nothing_left(redis_server)
-
-
-@pytest.mark.parametrize("fault", ["lose_replies", "lose_requests"])
-async def test_a_release_without_an_answer_is_repeated_and_touches_nobody_else(fault, redis_server, proxy):
-    async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
-        async with locks.lock("a", ttl=30):  # so that the server knows the scripts
-            pass
-        async with staying(locks.lock("a", ttl=30)) as stay:
-            waiting = Stay(others.lock("a", ttl=30, wait=PATIENCE))
-            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="somebody waits")
-            lost = getattr(proxy, fault)(of=scripts.RELEASE.sha)
-            await stay.end()
-            async with asyncio.timeout(PATIENCE):
-                await lost
-        await waiting.begun()
-        assert waiting.lease.held
-        assert waiting.token > stay.token
-        assert await milliseconds_left(redis_server, "a") > 0
-        await waiting.end()
-    await nothing_left(redis_server)
-
-
-@pytest.mark.parametrize("fault", ["lose_replies", "lose_requests"])
-async def test_a_lost_answer_to_joining_the_line_costs_a_moment(fault, redis_server, proxy):
-    async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
-        async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=scripts.STAND.sha)
-            waiting = Stay(locks.lock("a", ttl=30, wait=PATIENCE))
-            async with asyncio.timeout(PATIENCE):
-                await lost
-            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="it waits in line")
-            await stay.end()
-        await waiting.begun()
-        await waiting.end()
-        assert len(await connections(redis_server)) == 2
-    await nothing_left(redis_server)
-
-
-@pytest.mark.parametrize("fault", ["lose_replies", "lose_requests"])
-async def test_a_waiter_that_leaves_while_the_connection_breaks_is_gone_for_good(fault, redis_server, proxy):
-    async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
-        async with staying(others.lock("a", ttl=30)) as stay:
-            lost = getattr(proxy, fault)(of=scripts.RELEASE.sha)
-            waiting = Stay(locks.lock("a", ttl=30))
-            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="it waits in line")
-            await waiting.abandon()
-            async with asyncio.timeout(PATIENCE):
-                await lost
-            await eventually(lambda: _absent(redis_server, "q"), what="the line is empty")
-            await asyncio.sleep(1.5)  # longer than a waiter pauses before it stands in line again
-            assert await keys(redis_server) == {key("a")}
-            await stay.end()
-    await nothing_left(redis_server)
-
-
-async def _absent(server, part) -> bool:
-    return not await server.command("EXISTS", key("a", part))
+# What only Redis shows when it fails under a holder: crashes with and without memory.
 
 
 # The server dies.
@@ -508,16 +380,4 @@ async def test_a_server_that_loads_its_data_is_waited_for(start_redis, redis_bin
         await stay.end()
         await server.command("EVAL", "for i = 1, 3000 do redis.call('DEL', 'filler:' .. i) end", 0)
     assert log.of(Lost) == []
-    await nothing_left(server)
-
-
-async def test_a_server_that_is_down_when_the_client_opens_is_told_at_once(start_redis):
-    server = start_redis()
-    server.kill()
-    with pytest.raises(BackendUnavailableError):
-        async with opened(server.url):
-            pytest.fail("it opened")
-    server.start()
-    async with opened(server.url) as (locks, _), locks.lock("a"):
-        pass
     await nothing_left(server)
