@@ -91,8 +91,7 @@ def nightly(locks, seconds=1.0, *, at_least_for=60, **options):
 
 
 @in_virtual_time
-async def test_of_two_calls_one_runs_and_the_other_is_told_when_to_ask_again():
-    clients = Clients()
+async def test_of_two_calls_one_runs_and_the_other_is_told_when_to_ask_again(clients):
     async with clients.client() as a, clients.client() as b:
         ran, skipped = await asyncio.gather(nightly(a)(), nightly(b)())
         assert ran == Ran(7, 1, OVER(1.0))
@@ -103,8 +102,7 @@ async def test_of_two_calls_one_runs_and_the_other_is_told_when_to_ask_again():
 
 
 @in_virtual_time
-async def test_the_lock_stays_taken_until_at_least_for_after_the_grant():
-    clients = Clients()
+async def test_the_lock_stays_taken_until_at_least_for_after_the_grant(clients):
     async with clients.client() as locks:
         await nightly(locks)()
         assert 60 <= await clients.freed() <= 62
@@ -112,8 +110,7 @@ async def test_the_lock_stays_taken_until_at_least_for_after_the_grant():
 
 
 @in_virtual_time
-async def test_it_outlives_the_client_and_is_not_renewed():
-    clients = Clients()
+async def test_it_outlives_the_client_and_is_not_renewed(clients):
     async with clients.client() as locks:
         await nightly(locks)()
         calls = len(clients.store.calls)
@@ -123,30 +120,27 @@ async def test_it_outlives_the_client_and_is_not_renewed():
 
 
 @in_virtual_time
-async def test_a_run_that_takes_longer_gives_its_lock_back_at_once():
-    clients = Clients()
+async def test_a_run_that_takes_longer_gives_its_lock_back_at_once(clients):
     async with clients.client() as locks:
         assert await nightly(locks, 61)() == Ran(7, 1, OVER(61))
         assert await clients.freed() == OVER(61)
 
 
 @in_virtual_time
-async def test_the_time_left_may_be_shorter_than_the_ttl():
-    clients = Clients()
+async def test_the_time_left_may_be_shorter_than_the_ttl(clients):
     async with clients.client() as locks:
         await nightly(locks, 58)()
         assert 60 <= await clients.freed() <= 60.1
 
 
 @in_virtual_time
-async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough():
+async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough(clients):
     """By the drift that the client allows for."""
 
     class Quick(LoopClock):
         def now(self):
             return super().now() * 1.1
 
-    clients = Clients()
     clients.memory._clock = Quick()
     async with clients.client(drift=0.1) as locks:
         await nightly(locks)()
@@ -157,8 +151,7 @@ async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough():
 
 
 @in_virtual_time
-async def test_the_end_of_the_lease_is_told_once_and_with_the_time_that_is_left():
-    clients = Clients()
+async def test_the_end_of_the_lease_is_told_once_and_with_the_time_that_is_left(clients):
     async with clients.client() as locks:
         await nightly(locks)()
         await nightly(locks, 61, at_least_for=60)() if await clients.freed() else None
@@ -169,8 +162,7 @@ async def test_the_end_of_the_lease_is_told_once_and_with_the_time_that_is_left(
 
 
 @in_virtual_time
-async def test_every_call_is_told_with_the_numbers_of_its_lease():
-    clients = Clients()
+async def test_every_call_is_told_with_the_numbers_of_its_lease(clients):
     async with clients.client() as locks:
         await nightly(locks, 2)()
         await nightly(locks)()
@@ -184,8 +176,8 @@ async def test_every_call_is_told_with_the_numbers_of_its_lease():
 
 
 @in_virtual_time
-async def test_a_run_that_fails_may_keep_the_lock_too_and_its_error_leaves_as_it_is():
-    clients, mine = Clients(), ValueError("mine")
+async def test_a_run_that_fails_may_keep_the_lock_too_and_its_error_leaves_as_it_is(clients):
+    mine = ValueError("mine")
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any")
@@ -202,8 +194,7 @@ async def test_a_run_that_fails_may_keep_the_lock_too_and_its_error_leaves_as_it
 
 
 @in_virtual_time
-async def test_a_run_that_is_cancelled_may_keep_the_lock_too():
-    clients = Clients()
+async def test_a_run_that_is_cancelled_may_keep_the_lock_too(clients):
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 30, at_least_on="any")())
         await asyncio.sleep(1)
@@ -217,8 +208,7 @@ async def test_a_run_that_is_cancelled_may_keep_the_lock_too():
 
 @pytest.mark.parametrize("mine", [SystemExit(143), KeyboardInterrupt()], ids=repr)
 @in_virtual_time
-async def test_a_run_that_ends_the_process_may_keep_the_lock_too(mine):
-    clients = Clients()
+async def test_a_run_that_ends_the_process_may_keep_the_lock_too(clients, mine):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any")
@@ -236,8 +226,7 @@ async def test_a_run_that_ends_the_process_may_keep_the_lock_too(mine):
 
 
 @in_virtual_time
-async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_for_three_seconds():
-    clients = Clients()
+async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_for_three_seconds(clients):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=300)
@@ -255,9 +244,8 @@ async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_f
 
 
 @in_virtual_time
-async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_up_for_three_seconds():
+async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_up_for_three_seconds(clients):
     """As Ctrl-C does under asyncio.run."""
-    clients = Clients()
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=300)
@@ -275,8 +263,7 @@ async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_
 
 
 @in_virtual_time
-async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_keeps_the_lock():
-    clients = Clients()
+async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_keeps_the_lock(clients):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=30)
@@ -294,9 +281,8 @@ async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_
 
 @pytest.mark.parametrize("how", ["by a scope", "twice"])
 @in_virtual_time
-async def test_a_run_that_is_cancelled_again_while_its_lock_is_parked_is_told_as_lost(how):
+async def test_a_run_that_is_cancelled_again_while_its_lock_is_parked_is_told_as_lost(clients, how):
     """A scope of anyio repeats its cancellation until the task ends."""
-    clients = Clients()
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=10)
@@ -321,8 +307,7 @@ async def test_a_run_that_is_cancelled_again_while_its_lock_is_parked_is_told_as
 
 @pytest.mark.parametrize("how", ["returns", "is cancelled", "ends the process"])
 @in_virtual_time
-async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_keep(how):
-    clients = Clients()
+async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_keep(clients, how):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=30)
@@ -345,9 +330,8 @@ async def test_a_run_whose_time_is_over_before_the_store_answers_has_nothing_to_
 
 @pytest.mark.parametrize("how", ["raises it itself", "is closed"])
 @in_virtual_time
-async def test_a_run_that_ends_by_generator_exit_has_failed_and_may_keep_the_lock(how):
+async def test_a_run_that_ends_by_generator_exit_has_failed_and_may_keep_the_lock(clients, how):
     """As a coroutine that the garbage collector closes: nothing in it can be awaited any more."""
-    clients = Clients()
     async with clients.client() as locks:
         never = asyncio.get_running_loop().create_future()
 
@@ -372,8 +356,7 @@ async def test_a_run_that_ends_by_generator_exit_has_failed_and_may_keep_the_loc
 
 @pytest.mark.parametrize("keeps", ["its lease", "another handle of it"])
 @in_virtual_time
-async def test_a_function_that_releases_its_own_lease_leaves_the_lock_taken(keeps):
-    clients = Clients()
+async def test_a_function_that_releases_its_own_lease_leaves_the_lock_taken(clients, keeps):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -393,8 +376,7 @@ async def test_a_function_that_releases_its_own_lease_leaves_the_lock_taken(keep
 
 
 @in_virtual_time
-async def test_a_function_that_releases_its_own_lease_is_told_that_the_store_did_not_confirm():
-    clients = Clients()
+async def test_a_function_that_releases_its_own_lease_is_told_that_the_store_did_not_confirm(clients):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -409,8 +391,7 @@ async def test_a_function_that_releases_its_own_lease_is_told_that_the_store_did
 
 
 @in_virtual_time
-async def test_a_cancellation_while_the_lock_is_parked_does_not_break_it_off():
-    clients = Clients()
+async def test_a_cancellation_while_the_lock_is_parked_does_not_break_it_off(clients):
     async with clients.client() as locks:
         clients.store.delay("renew", 0.5)
         task = asyncio.create_task(nightly(locks, 1)())
@@ -423,8 +404,7 @@ async def test_a_cancellation_while_the_lock_is_parked_does_not_break_it_off():
 
 
 @in_virtual_time
-async def test_an_error_of_the_function_about_another_lock_is_no_skip():
-    clients = Clients()
+async def test_an_error_of_the_function_about_another_lock_is_no_skip(clients):
     async with clients.client() as locks, locks.lock("other"):
 
         @locks.job("nightly", at_least_for=60)
@@ -438,8 +418,7 @@ async def test_an_error_of_the_function_about_another_lock_is_no_skip():
 
 
 @in_virtual_time
-async def test_a_lost_lease_is_an_error_and_the_lock_is_not_kept():
-    clients = Clients()
+async def test_a_lost_lease_is_an_error_and_the_lock_is_not_kept(clients):
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 30)())
         await asyncio.sleep(1)
@@ -452,8 +431,7 @@ async def test_a_lost_lease_is_an_error_and_the_lock_is_not_kept():
 
 
 @in_virtual_time
-async def test_the_loss_of_another_lock_is_a_failure():
-    clients = Clients()
+async def test_the_loss_of_another_lock_is_a_failure(clients):
     clients.store = clients.memory  # which tells at once
     async with clients.client() as locks:
 
@@ -470,8 +448,7 @@ async def test_the_loss_of_another_lock_is_a_failure():
 
 
 @in_virtual_time
-async def test_a_run_that_hangs_is_lost_at_max_hold():
-    clients = Clients()
+async def test_a_run_that_hangs_is_lost_at_max_hold(clients):
     async with clients.client() as locks:
         with pytest.raises(LeaseLostError, match="max_hold"):
             await nightly(locks, 9999, max_hold=120)()
@@ -480,8 +457,7 @@ async def test_a_run_that_hangs_is_lost_at_max_hold():
 
 
 @in_virtual_time
-async def test_a_run_that_was_frozen_past_its_deadline_is_lost_even_if_it_has_returned():
-    clients = Clients()
+async def test_a_run_that_was_frozen_past_its_deadline_is_lost_even_if_it_has_returned(clients):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -495,8 +471,7 @@ async def test_a_run_that_was_frozen_past_its_deadline_is_lost_even_if_it_has_re
 
 
 @in_virtual_time
-async def test_a_store_that_is_down_is_told_to_the_caller():
-    clients = Clients()
+async def test_a_store_that_is_down_is_told_to_the_caller(clients):
     async with clients.client() as locks:
         with clients.down():
             with pytest.raises(BackendUnavailableError):
@@ -505,8 +480,7 @@ async def test_a_store_that_is_down_is_told_to_the_caller():
 
 
 @in_virtual_time
-async def test_a_call_within_a_call_is_skipped():
-    clients = Clients()
+async def test_a_call_within_a_call_is_skipped(clients):
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -520,8 +494,7 @@ async def test_a_call_within_a_call_is_skipped():
 
 
 @in_virtual_time
-async def test_a_short_outage_at_the_end_is_ridden_out():
-    clients = Clients()
+async def test_a_short_outage_at_the_end_is_ridden_out(clients):
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 1)())
         await asyncio.sleep(0.9)
@@ -533,9 +506,8 @@ async def test_a_short_outage_at_the_end_is_ridden_out():
 
 
 @in_virtual_time
-async def test_a_store_that_does_not_confirm_in_time_makes_the_run_a_loss():
+async def test_a_store_that_does_not_confirm_in_time_makes_the_run_a_loss(clients):
     """Nothing is known then about how long the lock stays taken."""
-    clients = Clients()
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 1)())
         await asyncio.sleep(0.9)
@@ -550,8 +522,7 @@ async def test_a_store_that_does_not_confirm_in_time_makes_the_run_a_loss():
 
 
 @in_virtual_time
-async def test_a_loss_that_shows_while_the_lock_is_parked_is_a_loss():
-    clients = Clients()
+async def test_a_loss_that_shows_while_the_lock_is_parked_is_a_loss(clients):
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 1)())
         await asyncio.sleep(0.9)
@@ -563,8 +534,8 @@ async def test_a_loss_that_shows_while_the_lock_is_parked_is_a_loss():
 
 
 @in_virtual_time
-async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept():
-    clients, mine = Clients(), ValueError("mine")
+async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept(clients):
+    mine = ValueError("mine")
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -580,9 +551,9 @@ async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept():
 
 
 @in_virtual_time
-async def test_no_token_can_be_read_once_the_lock_is_being_parked():
+async def test_no_token_can_be_read_once_the_lock_is_being_parked(clients):
     """The time left may be shorter than what the deadline was made of."""
-    clients, seen = Clients(), []
+    seen = []
     async with clients.client() as locks:
 
         @locks.job("nightly", at_least_for=60)
@@ -627,12 +598,11 @@ class OvertakingWithoutTransfers(Overtaking):
 
 @pytest.mark.parametrize("delay", [0.5, 2.9, 8.0])
 @pytest.mark.parametrize("store", [Overtaking, OvertakingWithoutTransfers])
-def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(store, delay):
+def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(clients, store, delay):
     """It would set the ttl of the lease again, and free the lock after 15 s."""
 
     @in_virtual_time
     async def play():
-        clients = Clients()
         clients.store = clients.memory = store(clients.clock, delay)
         async with clients.client() as locks:
             await nightly(locks, 3.2)()  # the heartbeat's first renewal leaves at 3.0
@@ -643,9 +613,8 @@ def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(store, del
 
 
 @in_virtual_time
-async def test_a_renewal_that_arrives_long_after_the_process_has_ended_does_not_free_the_lock():
+async def test_a_renewal_that_arrives_long_after_the_process_has_ended_does_not_free_the_lock(clients):
     """A transfer has made its owner a stranger, so no client has to be there."""
-    clients = Clients()
     clients.store = clients.memory = Overtaking(clients.clock, 20.0)
     async with clients.client() as locks:
         await nightly(locks, 3.2)()
@@ -655,9 +624,8 @@ async def test_a_renewal_that_arrives_long_after_the_process_has_ended_does_not_
 
 
 @in_virtual_time
-async def test_a_transfer_whose_answers_are_lost_until_the_time_is_over_is_no_loss():
+async def test_a_transfer_whose_answers_are_lost_until_the_time_is_over_is_no_loss(clients):
     """The grant has passed to the heir, and the former owner's release is refused."""
-    clients = Clients()
     async with clients.client() as locks:
         clients.store.lose_reply("renew")
         outcome = await nightly(locks, 1.0, at_least_for=2.0)()
@@ -672,8 +640,7 @@ class RefusesTransfers(MemoryBackend):
 
 
 @in_virtual_time
-async def test_a_store_that_refuses_to_pass_a_grant_on_keeps_it_by_a_renewal():
-    clients = Clients()
+async def test_a_store_that_refuses_to_pass_a_grant_on_keeps_it_by_a_renewal(clients):
     clients.store = clients.memory = RefusesTransfers(clock=clients.clock)
     async with clients.client() as locks:
         assert isinstance(await nightly(locks)(), Ran)
@@ -682,8 +649,7 @@ async def test_a_store_that_refuses_to_pass_a_grant_on_keeps_it_by_a_renewal():
 
 
 @in_virtual_time
-async def test_a_release_that_was_not_answered_before_the_time_was_over_is_not_confirmed():
-    clients = Clients()
+async def test_a_release_that_was_not_answered_before_the_time_was_over_is_not_confirmed(clients):
     async with clients.client() as locks:
         asyncio.get_running_loop().call_later(0.9, clients.store.fail, "renew")
         asyncio.get_running_loop().call_later(0.9, clients.store.fail, "release")
@@ -695,8 +661,7 @@ async def test_a_release_that_was_not_answered_before_the_time_was_over_is_not_c
 
 
 @in_virtual_time
-async def test_a_client_that_is_closed_meanwhile_sets_the_ttl_once_more():
-    clients = Clients()
+async def test_a_client_that_is_closed_meanwhile_sets_the_ttl_once_more(clients):
     clients.store = clients.memory = OvertakingWithoutTransfers(clients.clock, 0.41)
     async with clients.client() as locks:
         await nightly(locks, 3.2)()
@@ -783,8 +748,7 @@ def test_an_outcome_is_a_dict_so_a_task_queue_can_store_it_as_json(outcome, stor
 
 
 @in_virtual_time
-async def test_a_drain_waits_for_a_run_and_keeps_its_lock():
-    clients = Clients()
+async def test_a_drain_waits_for_a_run_and_keeps_its_lock(clients):
     async with clients.client() as locks:
         task = asyncio.create_task(nightly(locks, 5)())
         await settle()
