@@ -182,7 +182,7 @@ def init(arguments: Sequence[str]) -> int:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Tell what this machine and this store can promise, and what to change.
+    """Report what this machine and this store can promise, and what to change.
 
     Measures pauses and renewals, looks at the settings of the store, and takes,
     hands on and gives back a scratch lock. Exit codes: 0 nothing worse than a note,
@@ -229,7 +229,7 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def break_(arguments: Sequence[str]) -> int:
-    """Take a lock away from its holder, whose work is cancelled and told the reason.
+    """Take a lock away from its holder: its work is cancelled, with your reason.
 
     The store compares the token, so that a later holder is never hit, and the next
     token is higher. Exit codes: 0 it was taken away, 1 it was not, 2 wrong usage,
@@ -296,8 +296,7 @@ def timeline(arguments: Sequence[str]) -> int:
 def check(arguments: Sequence[str]) -> int:
     """Look for broken promises in recordings, made with FENCING_RECORD=run.jsonl on one machine.
 
-    Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to
-    tell, 2 wrong usage.
+    Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to judge, 2 wrong usage.
     """
     parser = Arguments(check, "check RECORDING [RECORDING ...] [OPTIONS]", _RECORDINGS)
     about = "Acquisitions below which a recording shows nothing. Default: 25."

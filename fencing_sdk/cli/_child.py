@@ -3,8 +3,8 @@ A command that is supervised: a process group of its own, its signals, and the t
 
 The group makes it possible to signal the command with what it started, and keeps Ctrl-C from
 reaching it twice. The price is that the group is not the terminal's foreground group: a command
-that reads from the terminal is stopped by the kernel. It is given the terminal then, and not
-before, so that a pipeline around the supervisor keeps working.
+that reads from the terminal is stopped by the kernel. Only then does it get the terminal, so that a pipeline around the
+supervisor keeps working.
 
 What the command has started belongs to it, as Linux shows it in ``/proc``, whatever group and session it has:
 ``timeout 600 step`` makes a group. What has lost its parent is known by ``FENCING_AROUND`` in its environment. If it is
@@ -123,7 +123,7 @@ class Child:
             self._signal_all(signal.SIGTERM)
             self._signal_all(signal.SIGCONT)  # a stopped process does not hear SIGTERM
             with anyio.move_on_after(grace):
-                while self._group_lives() or self._offspring.beyond_its_group():  # noqa: ASYNC110  (no signal tells it)
+                while self._group_lives() or self._offspring.beyond_its_group():  # noqa: ASYNC110  (has no signal)
                     await anyio.sleep(_POLL)
         while self._signal_all(signal.SIGKILL):  # noqa: ASYNC110  (likewise)
             await anyio.sleep(_POLL)  # what they started while they were looked for

@@ -25,7 +25,7 @@ def die_with(supervisor: int, death_signal: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-    if os.getppid() != supervisor:  # it died before the kernel was asked
+    if os.getppid() != supervisor:  # it died before this call
         sys.exit(128 + signal.SIGKILL)
 
 
@@ -59,7 +59,7 @@ def _execute(path: str, command: list[str]) -> None:
     if crlf and line.startswith(b"#!") and len(line.split()) > 1:  # without arguments, there is no such interpreter
         _say(f"{path!a}: its first line ends with CRLF, so its last argument is {os.fsdecode(line.split(b' ')[-1])!a}")
     try:
-        os.execv(path, command)  # noqa: S606  (running what it was given is its purpose)
+        os.execv(path, command)  # noqa: S606  (to run the command is its purpose)
     except OSError as error:
         if error.errno != errno.ENOEXEC or b"\0" in line:
             raise

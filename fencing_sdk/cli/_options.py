@@ -30,7 +30,7 @@ _DURATION = re.compile("".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS), re
 
 
 class HelpShown(Exception):  # noqa: N818  (no error)
-    """The help was asked for, and is shown."""
+    """The caller asked for the help, which is on the screen now."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -33,7 +33,7 @@ class OutputClosedError(Exception):
 
 
 class Watched:
-    """A stream whose errors are told as `OutputClosedError`."""
+    """A stream that raises its errors as `OutputClosedError`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -42,16 +42,16 @@ class Watched:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with _told():
+        with _raising():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        with _told():
+        with _raising():
             self._stream.flush()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _raising() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def write_out(text: str) -> None:
     """
     if sys.stdout is None:
         return
-    with _told():
+    with _raising():
         sys.stdout.write(text)
         sys.stdout.flush()
 

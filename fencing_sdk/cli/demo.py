@@ -141,10 +141,10 @@ class _EventPrinter:
         if sentence is None or (line["kind"] == "released" and actor in self._losers):
             return  # a lease that was lost is released too, which changes nothing
         self._start = line["t"] if self._start is None else self._start
-        told = Text(f"{line['t'] - self._start:6.2f} s  ")
-        told.append(f"{actor:<10}", style=_COLOURS.get(actor, "yellow"))
-        told.append(sentence(line), style={"write_refused": "bold green", "raised": "bold"}.get(line["kind"], ""))
-        self._console.print(told, soft_wrap=True)
+        text = Text(f"{line['t'] - self._start:6.2f} s  ")
+        text.append(f"{actor:<10}", style=_COLOURS.get(actor, "yellow"))
+        text.append(sentence(line), style={"write_refused": "bold green", "raised": "bold"}.get(line["kind"], ""))
+        self._console.print(text, soft_wrap=True)
 
 
 _SENTENCES: dict[str, Callable[[Line], str]] = {
@@ -184,7 +184,7 @@ _LESSON = "a lock alone does not protect the data. Its token does, checked where
 _FATES = {BEFORE + BY_A: f"B's {BY_B} are lost", BEFORE + BY_B: f"B's {BY_B} are safe"}
 _ANSWERS: dict[str, Callable[[Evidence], str]] = {
     "B takes over while A is frozen": lambda e: f"token {e.token(B)} after {e.token(A)}" if e.taken_over else "no",
-    "A is told as soon as it runs": lambda e: "LeaseLostError" if e.noticed else "no",
+    "A notices as soon as it runs": lambda e: "LeaseLostError" if e.noticed else "no",
     "A's late write": lambda e: e.late_write,
     f"balance: {BEFORE}, A +{BY_A}, B +{BY_B}": lambda e: f"{e.balance}: {_FATES.get(e.balance, 'unexpected')}",
 }

@@ -134,7 +134,7 @@ def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
         ("its drift", drift, "faster than this machine's, give or take the network"),
         ("tokens", str(len(measured.tokens)), "\n".join(map(str, measured.tokens))),
         ("handed on after", _seconds(measured.handed_on), "from one connection to the other"),
-        ("loss told after", _seconds(measured.loss_noticed), "when another connection took the lock away"),
+        ("loss noticed after", _seconds(measured.loss_noticed), "when another connection took the lock away"),
     ]
     return [(name, value, meaning) for name, value, meaning in rows if value is not None]
 

@@ -151,7 +151,7 @@ async def _line(locks: LockClient, name: str) -> Sequence[Waiting] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaking:
-    """What ``fencing break`` was asked for."""
+    """The arguments of ``fencing break``."""
 
     name: str
     reason: str
@@ -178,15 +178,15 @@ class Breaking:
         victim = _victim(self.name, await locks.holders(self.name), self.token)
         if victim is None:
             token = "" if self.token is None else f" with token {self.token}"
-            return self._told(None, f"{shown(self.name)} is not held{token}")
+            return self._outcome(None, f"{shown(self.name)} is not held{token}")
         if not self.yes and not _confirmed(victim, await _line(locks, self.name), self.reason):
-            return self._told(victim, "nothing was done")
+            return self._outcome(victim, "nothing was done")
         if not await locks.revoke(self.name, token=victim.token, reason=self.reason):
-            return self._told(victim, f"nothing was done: the grant with token {victim.token} is over")
-        return self._told(victim)
+            return self._outcome(victim, f"nothing was done: the grant with token {victim.token} is over")
+        return self._outcome(victim)
 
-    def _told(self, victim: Holder | None, problem: str = "") -> int:
-        """Tell what became of it, and return the exit code."""
+    def _outcome(self, victim: Holder | None, problem: str = "") -> int:
+        """Print the outcome, and return the exit code."""
         if self.as_json:
             token = None if victim is None else victim.token
             fields = {"name": self.name, "token": token, "reason": self.reason, "broken": not problem}

@@ -133,12 +133,12 @@ def check_recordings(recordings: Sequence[Path], console: Console, *, least: int
         raise ConfigurationError(msg)
     report = check(read_recording(recordings))
     verdict = report.verdict(least=least, require=tuple(require))
-    for line in _told(report, verdict, least, require):
+    for line in _lines_of(report, verdict, least, require):
         console.print(harmless(line), markup=False, highlight=False, soft_wrap=True)
     return Code[verdict.name]
 
 
-def _told(report: Report, verdict: Verdict, least: int, require: Sequence[str]) -> list[str]:
+def _lines_of(report: Report, verdict: Verdict, least: int, require: Sequence[str]) -> list[str]:
     seen = report.observed
     counts = ("acquisitions", "hand-overs", "losses", "writes", "refusals")
     lines = [", ".join(f"{seen[name]} {name}" for name in counts)]

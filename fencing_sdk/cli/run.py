@@ -195,7 +195,7 @@ async def _check_around(locks: LockClient, name: str) -> None:
 async def _holder(locks: LockClient, name: str) -> Holder | None:
     try:
         return await locks.inspect(name)
-    except BackendError:  # the refusal is told without it
+    except BackendError:  # report the refusal without it
         return None
 
 
@@ -325,7 +325,7 @@ def _grace(lease: Lease) -> float:
 
 
 def _environment(lease: Lease, store: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the command; what a command around this one was told of its lock is not in it."""
+    """Return the whole environment of the command, without the variables of a lock around this one."""
     deadline, token = wall_seconds() + lease.remaining, lease.token
     around = f"{os.environ.get(ENV_AROUND, '')} {format_token(Token(token, lease.holder))}"  # each reader's own
     return {

@@ -141,7 +141,7 @@ async def glance(locks: LockClient, pattern: str) -> Glance:
 
 
 class Screen:
-    """What is shown: the last look, and what all looks so far tell of changes."""
+    """The content of the screen: the last look, and the changes that all looks so far have shown."""
 
     def __init__(self, pattern: str, every: float) -> None:
         self.pattern = pattern

@@ -7,7 +7,7 @@ What this process and its store can promise, and what to change: `LockClient.dia
     self_test.py    a lock is taken, handed on, taken away and given back
 
     checks.py       what a check is; those that several stores have
-    <store>.py      what is asked of each store, and the table of its checks
+    <store>.py      what the diagnosis asks of each store, and the table of its checks
 
 A store's checks look at its backend from the inside. No backend imports this room, so a program that takes locks never
 loads it. The backend of another package brings its own checks, as a `fencing_sdk.abc.SupportsDiagnosis`.
@@ -82,7 +82,7 @@ async def examine(
         if reachable:
             await test.run()
             findings += test.findings
-        if test.tokens:  # else the self-test has told why no lock can be taken
+        if test.tokens:  # else the self-test has reported why no lock can be taken
             findings += await time_renewals(backend, store, name, over, times)
     measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
     findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift), woken=test.woken)
@@ -114,9 +114,9 @@ async def _reach(backend: Backend) -> list[Finding]:
 
 
 async def _facts(backend: Backend, store: SupportsDiagnosis | None, ttl: float) -> list[Finding]:
-    """What the store tells of itself."""
+    """Return the findings of the store about itself."""
     if store is None:
-        what = f"{type(backend).__name__} does not tell how its store is set up"
+        what = f"{type(backend).__name__} does not report how its store is set up"
         return [note("store.settings", what, "its settings were not checked", "compare them with the store's page")]
     try:
         with anyio.fail_after(_FACTS_LIMIT):

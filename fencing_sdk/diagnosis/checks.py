@@ -101,7 +101,7 @@ def judged(checks: Sequence[Check[Facts]], it: Facts, place: str = "") -> list[F
 
 
 def host_down(check: str, what: str, fix: str, *, fatal: bool) -> Finding:
-    """A host that cannot be asked. *fatal*: too few others are left."""
+    """Return the finding about a host that does not answer. *fatal*: too few others are left."""
     if fatal:
         return error(check, what, "no lock can be taken", fix)
     return warning(check, what, "one more loss, and no lock can be taken", fix)

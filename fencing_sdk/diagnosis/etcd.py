@@ -1,4 +1,4 @@
-"""What an etcd cluster tells of itself, and what of that breaks a promise. Each member is asked by itself."""
+"""What an etcd cluster reports of itself, and what of that breaks a promise. Each member gets its own questions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MemberFacts:
 
     @property
     def text(self) -> str:
-        """Its version, as it is told."""
+        """Its version, as the member reports it."""
         return str(self.state.get("version", ""))
 
     @property
@@ -111,19 +111,19 @@ class EtcdDiagnosis(StoreDiagnosis[EtcdBackend]):
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
         gateway = self.backend._gateway
         states = await gateway.ask_each("diagnose", STATUS, {})
-        told = {origin: state for origin, state in states.items() if not isinstance(state, BackendError)}
+        up = {origin: state for origin, state in states.items() if not isinstance(state, BackendError)}
         findings = list(_down(states))
-        if not told:
+        if not up:
             return findings
         quota = _QUOTA.search(await gateway.metrics())
-        for origin, state in told.items():
+        for origin, state in up.items():
             findings += judged(OF_MEMBER, MemberFacts(state, float(quota[1]) / 2**20 if quota else 0.0), origin)
         lists = _lists("members", await gateway.ask_each("diagnose", MEMBERS, {}))
         members: Sequence[Mapping[str, object]] = next(lists, ())
         voters = sum(not member.get("isLearner") for member in members)
         findings += judged(MAJORITY, Group(voters, len(members), len(states)))
         alarms = _lists("alarms", await gateway.ask_each("diagnose", ALARM, {"action": "GET"}))
-        kinds = {str(alarm.get("alarm")) for told in alarms for alarm in told}
+        kinds = {str(alarm.get("alarm")) for listed in alarms for alarm in listed}
         others = ", ".join(sorted(kinds - {"NOSPACE"}))
         findings += judged(OF_CLUSTER, ClusterFacts("NOSPACE" in kinds, others, gateway.logs_in))
         return findings + [finding for origin in states for finding in judged(OF_ORIGIN, origin, origin)]
@@ -139,6 +139,6 @@ def _down(states: Answers) -> Iterator[Finding]:
 def _lists(name: str, answers: Answers) -> Iterator[Sequence[Mapping[str, object]]]:
     """The list *name* of each member that has answered."""
     for answer in answers.values():
-        told = () if isinstance(answer, BackendError) else answer.get(name)
-        if isinstance(told, list):
-            yield [each for each in told if isinstance(each, dict)]
+        listed = () if isinstance(answer, BackendError) else answer.get(name)
+        if isinstance(listed, list):
+            yield [each for each in listed if isinstance(each, dict)]

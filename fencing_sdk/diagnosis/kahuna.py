@@ -1,4 +1,4 @@
-"""What each node of a Kahuna cluster tells of itself, and what of that breaks a promise."""
+"""What each node of a Kahuna cluster reports of itself, and what of that breaks a promise."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ AskNode = Callable[[URL], Awaitable[dict[str, object]]]
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node: what it tells of its health and its partitions, or why it does not."""
+    """One node: its report on its health and its partitions, or why there is no report."""
 
     origin: str
-    told: dict[str, object]
+    report: dict[str, object]
     failure: str = ""
 
 
 # A row reads: the check, how severe, when; what, why; what to do.
 # fmt: off
 CHECKS: tuple[Check[NodeFacts], ...] = (
-    Check("kahuna.ready", WARNING, lambda it: it.told.get("ready") is False,
+    Check("kahuna.ready", WARNING, lambda it: it.report.get("ready") is False,
         "the node is not ready", "it grants no locks yet", "wait, or look at the node's log"),
     unencrypted("kahuna.tls", lambda it: is_exposed(it.origin), "kahuna+https://, on the node's TLS port"),
 )
@@ -59,12 +59,12 @@ class KahunaDiagnosis(StoreDiagnosis[KahunaBackend]):
 
 
 async def diagnose_nodes(nodes: Sequence[Endpoint], ask: AskNode, durability: str) -> list[Finding]:
-    """Ask every node by *ask*, and judge what they tell."""
+    """Ask every node by *ask*, and judge their answers."""
     facts = await asyncio.gather(*(_ask(node, ask) for node in nodes))
     down = [each for each in facts if each.failure]
     fix, fatal = "start the node, or correct its address or the firewall", 2 * len(down) >= len(facts)
     findings = [host_down("kahuna.host", f"{each.origin}: {each.failure}", fix, fatal=fatal) for each in down]
-    for text in warnings_of(next((each.told for each in facts if each.told), {}), durability):
+    for text in warnings_of(next((each.report for each in facts if each.report), {}), durability):
         what, _, fix = text.partition("; ")
         findings.append(error("kahuna.settings", what, "two clients may hold one lock", fix))
     if len(nodes) < FEWEST:

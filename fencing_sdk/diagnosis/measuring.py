@@ -78,7 +78,7 @@ async def watching_pauses() -> AsyncIterator[PauseWatch]:
 
 
 def clock_source(path: Path = _CLOCK_SOURCE) -> str | None:
-    """The clock from which the kernel counts, such as ``tsc``; None where the system does not tell."""
+    """Return the clock from which the kernel counts, such as ``tsc``; None where the system does not show it."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -181,7 +181,7 @@ async def _read_clock(store: SupportsDiagnosis | None, times: StoreTimes) -> Non
     if store is None:
         return
     before, wall = _CLOCK.now(), wall_seconds()
-    told = await store.server_time()
+    theirs = await store.server_time()
     half = (_CLOCK.now() - before) / 2
-    if told is not None:
-        times.readings.append(_Reading(told, before + half, wall + half, half))
+    if theirs is not None:
+        times.readings.append(_Reading(theirs, before + half, wall + half, half))

@@ -1,7 +1,8 @@
 """
-What a PostgreSQL server tells of itself, and what of that breaks a promise.
+What a PostgreSQL server reports of itself, and what of that breaks a promise.
 
-Each host is asked on a connection of its own. Nothing is created, so the diagnosis works before the tables are there.
+The diagnosis asks each host on a connection of its own. It creates nothing, so the diagnosis works before the tables
+are there.
 """
 
 from __future__ import annotations
@@ -65,36 +66,36 @@ class PostgresqlFacts:
     One server.
 
     Args:
-        told: Its answer to the question above.
+        found: Its answer to the question above.
 
         options: Those of the client.
 
         pooled: Whether transactions of one connection run in different processes of the server.
 
-        proxied: Whether the process of the server is not the one that was told when the connection was opened.
+        proxied: Whether the process of the server is not the one that it named when the connection was opened.
     """
 
     def __init__(
-        self, told: Mapping[str, Any], options: PostgresqlOptions, *, pooled: bool = False, proxied: bool = False
+        self, found: Mapping[str, Any], options: PostgresqlOptions, *, pooled: bool = False, proxied: bool = False
     ) -> None:
-        settings: dict[str, str] = told.get("settings") or {}
-        exists, forbidden, user = bool(told.get("exists")), told.get("forbidden") or (), str(told.get("user"))
-        self.settings, self.standby = settings, bool(told.get("standby"))
+        settings: dict[str, str] = found.get("settings") or {}
+        exists, forbidden, user = (bool(found.get("exists")), found.get("forbidden") or (), str(found.get("user")))
+        self.settings, self.standby = settings, bool(found.get("standby"))
         self.pooled, self.proxied = pooled, pooled or proxied
-        self.exposed = not told.get("tls") and not told.get("local")
-        self.version = int(told.get("version") or 0) // 10_000
-        self.used = told.get("connections") or 0
+        self.exposed = not found.get("tls") and not found.get("local")
+        self.version = int(found.get("version") or 0) // 10_000
+        self.used = found.get("connections") or 0
         self.limit = int(settings.get("max_connections", 0)) - int(settings.get("superuser_reserved_connections", 0))
-        self.standbys = told.get("standbys") or 0
+        self.standbys = found.get("standbys") or 0
         alone = "that standby, and hangs while it is away: add a second one"
         self.waits_for = alone if self.standbys == 1 else "one of them"
         self.forgetting = WARNING if options.hybrid else ERROR
         self.repeat = "" if options.hybrid else COUNTED
         self.schema, self.place = f"{options.schema!a}", quoted(options.schema)
         self.user, self.role = f"{user!a}", quoted(user)
-        closed, complete = exists and not told.get("usage"), bool(told.get("complete"))
+        closed, complete = exists and not found.get("usage"), bool(found.get("complete"))
         self.lacking = f"schema {self.schema}" if closed else ", ".join(map(str, forbidden)) if complete else ""
-        makes = options.create and (told.get("create") or exists)
+        makes = options.create and (found.get("create") or exists)
         self.incomplete = not (closed or complete or makes)
 
 
@@ -156,9 +157,9 @@ class PostgresqlDiagnosis(StoreDiagnosis[PostgresqlBackend]):
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
         hosts = self.backend._dialer.hosts
         answers = await asyncio.gather(*map(self._ask, hosts), return_exceptions=True)
-        told = list(zip((host.place for host in hosts), answers, strict=True))
-        facts = [(place, answer) for place, answer in told if isinstance(answer, PostgresqlFacts)]
-        findings = [_down(place, answer, fatal=not facts) for place, answer in told if isinstance(answer, Exception)]
+        found = list(zip((host.place for host in hosts), answers, strict=True))
+        facts = [(place, answer) for place, answer in found if isinstance(answer, PostgresqlFacts)]
+        findings = [_down(place, answer, fatal=not facts) for place, answer in found if isinstance(answer, Exception)]
         primaries = [(place, each) for place, each in facts if not each.standby]
         if facts and not primaries:
             what = f"{', '.join(place for place, _ in facts)}: every host is a standby"

@@ -1,8 +1,8 @@
 """
-What a Redis store tells of itself: every server, the Sentinels or the cluster around them.
+What a Redis store reports of itself: every server, the Sentinels or the cluster around them.
 
-Each server is asked on a connection of its own, so that one that is down, slow, or a replica is a finding, and
-the others are still asked. The promises and what they need: docs/backends/redis.md, "What survives what".
+The diagnosis asks each server on a connection of its own. So one that is down, slow, or a replica is a finding, and the
+others still answer. The promises and what they need: docs/backends/redis.md, "What survives what".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOST = "leases are lost, and two holders may have one lock{it.repeat}"
 
 class RedisFacts:
     """
-    One server. What it may not tell, or does not know, is empty.
+    One server. A field that it may not report, or does not know, is empty.
 
     Args:
         info: The lines of INFO.
@@ -229,7 +229,7 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
         findings = []
         try:
             await slots.refresh()
-        except Exception as failure:  # noqa: BLE001  (which nodes fail is told below)
+        except Exception as failure:  # noqa: BLE001  (a finding below names the nodes that fail)
             what, fix = translated("diagnose", failure).detail, "start the nodes; redis-cli --cluster check host:port"
             findings.append(error("redis.cluster-coverage", what, "no lock can be taken", fix))
         facts, down = await self._ask_each(list(slots.servers().values()), fatal=False)
@@ -250,16 +250,18 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
     async def _ask_each(
         self, servers: Sequence[ServerSettings], *, fatal: bool
     ) -> tuple[list[RedisFacts], list[Finding]]:
-        """Ask every server. Return what those tell that can be reached, and findings about the others."""
+        """Ask every server. Return the facts of those that answer, and findings about the others."""
         answers = await asyncio.gather(*map(self._ask, servers), return_exceptions=True)
-        told = list(zip(servers, answers, strict=True))
+        answered = list(zip(servers, answers, strict=True))
         down = [
-            _down("redis.host", server, each, fatal=fatal) for server, each in told if isinstance(each, BaseException)
+            _down("redis.host", server, each, fatal=fatal)
+            for server, each in answered
+            if isinstance(each, BaseException)
         ]
         return [answer for answer in answers if isinstance(answer, RedisFacts)], down
 
     async def _ask(self, server: ServerSettings) -> RedisFacts:
-        """Ask one server. What it refuses to tell is empty; if it cannot be reached, the driver's error is raised."""
+        """Ask one server. A field that it refuses is empty; if it is unreachable, raise the driver's error."""
         replies = await server.ask_all(*_COMMANDS)
         info, settings, user, cluster = (None if isinstance(reply, RedisError) else reply for reply in replies)
         local = issubclass(server.kind, UnixDomainSocketConnection) or is_local(str(server.arguments.get("host", "")))

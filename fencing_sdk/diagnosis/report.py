@@ -46,7 +46,9 @@ class Measurements:
     The shortest of up to three times, because one that is late is measured again.
     """
     loss_noticed: float | None
-    """Seconds until the store told a holder that its grant was taken away; None also where stores do not tell."""
+    """
+    Seconds until the store notified a holder that its grant was taken away; None also where stores send no notice.
+    """
 
     @property
     def longest_pause(self) -> float:

@@ -26,11 +26,11 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavail
 TTL = 15.0
 """Seconds after which the store forgets the scratch lock if this process dies."""
 WOKEN_WITHIN = 0.5
-"""Seconds in which a store wakes a waiter, or tells a holder of its loss, unless the machine is busy."""
+"""Seconds in which a store wakes a waiter, or notifies a holder of its loss, unless the machine is busy."""
 _HAND_ONS = 3
 """Times that the lock is handed on at most: polling is slow each time, a busy machine now and then."""
 _WAKE_LIMIT = 2.0
-"""Seconds in which a store that wakes waiters, or tells of losses, does so even on a busy machine."""
+"""Seconds in which a store that wakes waiters, or sends notices of losses, does so even on a busy machine."""
 _TRIES = 3
 _POLL = 0.05
 _LIMIT = 8.0
@@ -61,7 +61,9 @@ class SelfTest:
     tokens: list[int] = field(default_factory=list)
     handed_on: float | None = None
     woken: bool | None = None
-    """True if the store has woken a waiter before that asked again by itself; None where waiters are not woken."""
+    """
+    True if the store woke a waiter before the waiter asked again by itself; None where the store wakes no waiters.
+    """
     loss_noticed: float | None = None
     _claims: list[Claim] = field(default_factory=list)
 
@@ -167,37 +169,37 @@ class SelfTest:
             self._found("release", "a lock is held after its release", "the next holder waits for the ttl to end")
 
     async def _notice(self, claim: Claim) -> None:
-        """Take the lock away by the other connection, and wait for what the store tells its holder."""
+        """Take the lock away by the other connection, and wait for the notice to its holder."""
         if not isinstance(self.first, SupportsLossNotice) or self.second is self.first:
             await self._take(claim)
             await self.first.release(claim)
             return
-        told = asyncio.Event()
+        noticed = asyncio.Event()
 
         def on_loss(lost: Claim, _reason: LossReason, _detail: str = "") -> None:
             if lost.name == self.name:
-                told.set()
+                noticed.set()
 
         stop = self.first.on_loss(on_loss)
         try:
             await self._take(claim)
             since = _CLOCK.now()
             await self.second.release(claim)
-            patience = WOKEN_WITHIN if self.woken is False else _WAKE_LIMIT  # what wakes waiters tells of losses too
+            patience = WOKEN_WITHIN if self.woken is False else _WAKE_LIMIT  # it sends notices, too
             if not isinstance(self.second, SupportsRevoking):
-                await _within(patience, told)
-            elif not await _within(WOKEN_WITHIN, told):
+                await _within(patience, noticed)
+            elif not await _within(WOKEN_WITHIN, noticed):
                 since = await self._revoke(self.second)
-                await _within(patience, told)
+                await _within(patience, noticed)
         finally:
             stop()
-        if told.is_set():
+        if noticed.is_set():
             self.loss_noticed = _CLOCK.now() - since
         else:
             self.findings.append(_NOT_TOLD)
 
     async def _revoke(self, second: SupportsRevoking) -> float:
-        """Take the lock away as an operator does, because some stores tell of nothing else. Return when."""
+        """Take the lock away as an operator does, because some stores send a notice of nothing else. Return when."""
         await self._take(self._claim())
         since = _CLOCK.now()
         with suppress(BackendError):  # the user may lack the permission
@@ -239,20 +241,20 @@ async def _acquire(backend: Backend, claim: Claim) -> Grant | Held:
             return await backend.acquire(claim)
         except BackendUnavailableError:
             if _CLOCK.now() - sent_at > _LIMIT / _TRIES:
-                raise  # with as many more of these the time would be over, and what the store says would not be told
+                raise  # with as many more of these the time would be over, and the report would lack the store's error
         await anyio.sleep(_POLL)
     return await backend.acquire(claim)
 
 
-async def _within(limit: float, told: asyncio.Event) -> bool:
+async def _within(limit: float, noticed: asyncio.Event) -> bool:
     with move_on_after(limit):
-        await told.wait()
-    return told.is_set()
+        await noticed.wait()
+    return noticed.is_set()
 
 
 _NOT_TOLD = warning(
     "self-test.notice",
-    "a holder was not told that its grant was taken away",
+    "a holder got no notice that its grant was taken away",
     "a holder learns of a loss by its next renewal only",
     "let the store's messages reach the client: see 'losses' on the page of the store",
 )

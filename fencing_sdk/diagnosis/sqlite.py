@@ -47,7 +47,7 @@ class FileFacts:
 
 
 def _file_system_of(path: Path) -> str:
-    """The kind of the file system at *path*; empty where the system does not tell."""
+    """Return the kind of the file system at *path*; empty where the system does not show it."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

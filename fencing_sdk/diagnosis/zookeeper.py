@@ -1,5 +1,5 @@
 """
-What ZooKeeper's servers tell of themselves, by four-letter words, and what of that breaks a promise.
+What ZooKeeper's servers report of themselves, by four-letter words, and what of that breaks a promise.
 
 A word is a connection of its own, which the server closes after its answer. Servers know `srvr` by default; the
 others have to be allowed by ``4lw.commands.whitelist``.
@@ -53,14 +53,14 @@ class ServerFacts:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Of the server; empty if it does not tell."""
+        """Of the server; empty if it does not report it."""
         match = re.search(r"Zookeeper version: (\d+)\.(\d+)", self.served or "")
         return tuple(map(int, match.groups())) if match else ()
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """The session for locks of one ttl: seconds of the ttl, and of the timeouts that were asked for and granted."""
+    """The session for locks of one ttl: seconds of the ttl, and of the requested and the granted timeout."""
 
     ttl: float
     asked: float
@@ -69,7 +69,7 @@ class SessionFacts:
 
     @property
     def asked_ms(self) -> float:
-        """What was asked for, as the servers write it."""
+        """The requested timeout, as the servers write it."""
         return 1000 * self.asked
 
     @property
@@ -89,7 +89,7 @@ class EnsembleFacts:
 
 
 def group_of(servers: Sequence[ServerFacts]) -> Group:
-    """The sizes of the ensemble, as far as the servers tell."""
+    """Return the sizes of the ensemble, as far as the servers report them."""
     voters = max((len(_MEMBER.findall(each.configuration or "")) for each in servers), default=0)
     if any("Mode: standalone" in (each.served or "") for each in servers):
         voters = 1
@@ -132,7 +132,7 @@ class ZooKeeperDiagnosis(StoreDiagnosis[ZooKeeperBackend]):
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
         self.backend._notice_fork()
         session, settings = self.backend._sessions.of(ttl), self.backend._settings
-        with suppress(Exception):  # what the servers say of themselves tells why there is none
+        with suppress(Exception):  # the servers' own reports show why there is no session
             await session.ready()
         granted = (session.timeout if session.connected else None) or 0.0
         servers = await asyncio.gather(*(_ask(host, settings) for host in settings.places))

@@ -76,7 +76,7 @@ def refusal(resource: str, token: Token, fence: Token) -> StaleTokenError:
 
 
 class Reports:
-    """Tells a guard's observers what it refused and which fence it raised."""
+    """Reports to a guard's observers what it refused and which fence it raised."""
 
     __slots__ = ("_clock", "_observers")
 

@@ -275,7 +275,7 @@ def _check_token(token: object) -> Token:
 
 try:
     import fcntl
-except ImportError:  # no flock on this system: FileGuard says so when it is built
+except ImportError:  # no flock on this system: FileGuard raises when it is built
     fcntl = None  # type: ignore[assignment]
 
 HAS_FLOCK = fcntl is not None

@@ -112,7 +112,7 @@ class Series:
     held: int = 0
     waiting: int = 0
     tell: Callable[[int, int], object] | None = None
-    """Is told by how much ``waiting`` and ``held`` have changed, where the library cannot read them."""
+    """Takes the changes of ``waiting`` and ``held``, where the library cannot read them."""
     lock: Lock = field(default_factory=Lock)
     """Is held while a gauge changes: clients of several threads may share an observer."""
 
@@ -127,7 +127,7 @@ class MetricsObserver(Meter):
         """By the label and the recipe."""
         self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too
         self._last: tuple[str, Series] | None = None
-        """A lease is told of three times in a row, with one object as its name."""
+        """The last name and its series: a lease has three events in a row, with one object as its name."""
 
     def job_made(self, name: str) -> None:
         """Let the series of a job begin, because it may be called from now on."""

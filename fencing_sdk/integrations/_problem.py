@@ -6,7 +6,7 @@ What both sides say about a refused request: RFC 9457, ``application/problem+jso
     409   StaleTokenError (or 412, where chosen)
     423   the lock that the handler needs is held by another holder; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After
-    503   this process drains, so that another one should be asked; with Retry-After
+    503   this process drains, so the client should try another one; with Retry-After
     503   the store of a lock did not answer, with Retry-After; it refused, without
 
 A stale token is never a 5xx: what retries those would retry it. Neither owners nor the names of
@@ -128,7 +128,7 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
             return Problem(
                 stale_status, _STALE, "Stale fencing token", str(error), {"resource": error.resource, **plain}
             )
-        case InvalidNameError():  # its message may tell the name of a lock, or the namespace
+        case InvalidNameError():  # its message may contain the name of a lock, or the namespace
             return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
         case AcquireError():
             return _not_acquired(error)
@@ -150,7 +150,7 @@ def _not_acquired(error: AcquireError) -> Problem:
 
 
 def _without_store(error: BackendError) -> Problem:
-    """Log *error*, which a framework does for a 500 alone, and answer without what it tells about the store."""
+    """Log *error*, which a framework does for a 500 alone, and answer without its details about the store."""
     outage = isinstance(error, BackendUnavailableError)
     logger.log(logging.WARNING if outage else logging.ERROR, "a request is answered with 503: %s", error)
     text = "a store of locks or fences that this request needs cannot be used; what it did may be incomplete"
@@ -180,7 +180,7 @@ class SentHeaders(Protocol):
 
 def raise_if_stale(status: int, body: bytes, *, headers: SentHeaders, path: str) -> None:
     """
-    Raise the `StaleTokenError` that an answer tells of, if it tells of one.
+    Raise the `StaleTokenError` that an answer carries, if it carries one.
 
     Its ``type`` makes it a refusal. A member that is missing is what can be known without it: the token is the one that
     was sent, the resource is the path of the request, and the fence is the lowest that refuses that token. An

@@ -115,8 +115,8 @@ class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no
 
         write_fenced(Seat.objects.filter(pk=42), lease.token, passenger="Ada")
 
-    Not promised: that it tells two holders of one token apart, refuses the old holder before the new one's first write,
-    or covers what you read before you write. `SqlGuard` does all three, if it admits first.
+    Not promised: that it distinguishes two holders of one token, refuses the old holder before the new one's first
+    write, or covers what you read before you write. `SqlGuard` does all three, if it admits first.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -27,7 +27,7 @@ _Mode = Literal["livesum", "max"]
 
 class PrometheusMetrics(MetricsObserver):
     """
-    An observer that keeps the metrics of all clients that it is given to.
+    An observer that keeps the metrics of all its clients.
 
     Make one for each registry: Prometheus refuses a second metric of the same name. The times are in seconds. Every
     metric has the labels ``lock`` and ``recipe``: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``,

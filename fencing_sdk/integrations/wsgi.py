@@ -43,8 +43,8 @@ class GuardedApplication:
     Refuses stale requests before the application runs, and answers the errors of ours that leave it.
 
     The answers, and what is not promised, are those of `fencing_sdk.integrations.asgi.FencingMiddleware`: put
-    authentication in front of this one, too. A framework that turns the errors of a handler into a 500 itself, such as
-    Flask, is told by ``app.register_error_handler(StaleTokenError, problem_response)``.
+    authentication in front of this one, too. In a framework that turns the errors of a handler into a 500 itself, such
+    as Flask, add ``app.register_error_handler(StaleTokenError, problem_response)``.
 
     Args:
         app: The application.
@@ -54,7 +54,7 @@ class GuardedApplication:
         resource: The resource of a request: ``"seats/{seat}"``, filled in from the path, or a callable of the
             environ that returns it, or None for a request that needs no token.
 
-        locks: A client of ``fencing_sdk.sync``, in whose thread the guard is asked. Needed with a guard.
+        locks: A client of ``fencing_sdk.sync``, whose thread asks the guard. Needed with a guard.
 
         **options: ``path``, ``methods``, ``required`` and ``stale_status``, as for `FencingMiddleware`.
 
@@ -95,7 +95,7 @@ class GuardedApplication:
 
 class _Begun:
     """
-    The chunks of an application that does its work when the first one is asked for, such as a generator.
+    The chunks of an application that does its work when the server asks for the first one, such as a generator.
 
     Asks for the first one at once, so that errors of the work are seen, and for no more: an answer may be a stream.
     """
@@ -185,7 +185,7 @@ class BlockingCheckpoint(Checkpoint[R]):
 def _check_locks(locks: object, guard: Guard | None) -> LockClient | None:
     if isinstance(locks, LockClient) or (locks is None and guard is None):
         return locks
-    msg = f"locks must be a client of fencing_sdk.sync, in whose thread the guard is asked, not {shown(locks)}"
+    msg = f"locks must be a client of fencing_sdk.sync, whose thread asks the guard, not {shown(locks)}"
     raise ConfigurationError(msg)
 
 

@@ -86,7 +86,7 @@ class DrainBlock(ABC):
 
 
 def _says_draining(error: BaseException) -> bool:
-    """Return whether *error* says only that an acquisition did not begin, also when several tasks say so."""
+    """Return whether *error*, or each error of the group, is nothing but a refused acquisition."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_says_draining, error.exceptions))
     return isinstance(error, DrainingError)

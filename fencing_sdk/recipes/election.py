@@ -119,7 +119,7 @@ class Election(Uncopied):
 
     async def leader(self) -> Holder | None:
         """
-        Tell who leads, here or elsewhere, or None. An answer may be outdated when it arrives.
+        Return the leader, here or elsewhere, or None. An answer may be outdated when it arrives.
 
         ``leader.metadata`` is the ``metadata=`` of the leader's election, or of its client.
 

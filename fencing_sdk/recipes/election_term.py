@@ -88,7 +88,7 @@ class TermLife(Generic[L]):
         self.lease = lease
         self.entered = False
         self.stopped = False
-        """True if the body was asked to end although the lease is held."""
+        """True if the body has to end although the lease is held."""
         self.forfeited: str | None = None
         """When it should have been entered, once its lock is released."""
 
@@ -305,7 +305,7 @@ class TermBlock(TermLife[Lease]):
         assert scope is not None  # __aenter__ made it
         try:
             swallowed = scope.__exit__(None if raised is None else type(raised), raised, None)
-        except RuntimeError:  # another scope is inside, or this is another task: the lock says so
+        except RuntimeError:  # another scope is inside, or this is another task: the lock raises the error for it
             scope.give_up()
             return raised
         except BaseException as rest:  # noqa: BLE001  (the part of a group that was not ours; it leaves)

@@ -5,7 +5,7 @@ Functions that must be called under a lock.
     async def withdraw(account_id: int, cents: int) -> None: ...
 
 Locks are not reentrant, because child tasks inherit the context of their parent: "the same owner again" would be two
-tasks at once. A function that needs a lock which its caller holds says so, and does not take it.
+tasks at once. So a function that needs its caller's lock declares that, and does not take the lock.
 """
 
 from __future__ import annotations

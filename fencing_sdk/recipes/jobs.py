@@ -1,5 +1,5 @@
 """
-Work that several processes are told to do at the same time, and one of them does.
+Work that starts in several processes at the same time, and that one of them does.
 
     @locks.job("nightly", at_least_for=60, max_hold=1800)
     async def nightly() -> int: ...
@@ -71,7 +71,7 @@ class Skipped(dict[str, object]):
     name: str
     """The name of the lock."""
     retry_after: float | None
-    """Seconds after which the lock may be free, or None where the store does not tell."""
+    """Seconds after which the lock may be free, or None where the store does not report it."""
 
     def __post_init__(self) -> None:
         self.update(outcome=JobOutcome.SKIPPED.value, name=self.name, retry_after=self.retry_after)
@@ -81,7 +81,7 @@ AtLeastOn: TypeAlias = Literal["success", "any"]
 """After which end of a run its lock stays taken: after a success, or also after a failure."""
 
 JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
-"""What a decorated function has become: its call tells whether it ran."""
+"""A decorated function: its call returns whether it ran."""
 
 
 class Jobs:
@@ -137,7 +137,7 @@ _LAST_MOMENT = 3.0
 
 
 class _JobCall:
-    """One call of a job, and the one event that tells how it ended."""
+    """One call of a job, and the one event that reports its end."""
 
     def __init__(
         self, observers: Observers, clock: Clock, name: str, at_least_for: float, at_least_on: AtLeastOn
@@ -239,7 +239,7 @@ async def keep(state: LeaseState, at_least_for: float, *, within: float | None =
     """
     Leave a lock whose work has ended to its ttl, until *at_least_for* seconds after its grant, if that is not over yet.
 
-    *within*: seconds to wait for the store, which is asked again in the background; None: until the deadline.
+    *within*: seconds to wait for the store, with further tries in the background; None: until the deadline.
 
     Raises:
         LeaseLostError: the store did not confirm it in time, or refused.

@@ -66,7 +66,7 @@ class Semaphore(Lock):
 
     async def locked(self) -> bool:
         """
-        Tell whether all permits are held. An answer may be outdated when it arrives.
+        Return whether all permits are held. An answer may be outdated when it arrives.
 
         Raises:
             BackendError, UsageError: as `Lock.locked`.
@@ -75,7 +75,7 @@ class Semaphore(Lock):
 
     async def holders(self) -> Sequence[Holder]:
         """
-        Tell who holds which permit, in the order of their numbers. An answer may be outdated when it arrives.
+        Return the holders of the permits, in the order of their numbers. An answer may be outdated when it arrives.
 
         Raises:
             BackendError, UsageError: as `Lock.locked`.
@@ -150,7 +150,7 @@ class ReadWriteLock(Uncopied):
 
     async def holders(self) -> Sequence[Holder]:
         """
-        Tell who holds it: readers, or one writer. An answer may be outdated when it arrives.
+        Return the holders: readers, or one writer. An answer may be outdated when it arrives.
 
         Raises:
             BackendError, UsageError: as `Lock.locked`.

@@ -212,7 +212,7 @@ def _left(entered: Enterable, block: Block | None) -> Block:
 def owned(
     leave: Callable[[M, Block, BaseException | None], R],
 ) -> Callable[[Any, type[BaseException] | None, BaseException | None, TracebackType | None], R]:
-    """Make an ``__exit__`` that owns its block of a method that ends it, and is given what the body raised."""
+    """Make an ``__exit__`` that owns its block, from a method that ends the block and takes what the body raised."""
     return cast("Callable[..., R]", _OwnedExit(leave))
 
 
@@ -251,7 +251,7 @@ class Lease(AnyLease):
         """
         Wait until the lease is over, at most *timeout* seconds; return why it was lost.
 
-        None means that it was released, or that it is held still: `held` tells which.
+        None means that it was released, or that it is still held: look at `held`.
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
         if self.held and limit != 0:

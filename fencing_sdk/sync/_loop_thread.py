@@ -41,9 +41,10 @@ class Opening:
     """
     The opening of a client by its thread, for which another thread waits.
 
-    It has one of three ends, and the first one counts: the client is open, the opening has failed, or it was given up.
-    The handler of a signal may run anywhere in the thread that waits, and give the opening up. So no lock is waited for
-    here but the one that ends the wait: a `Future` would be held by the very frame that the handler has interrupted.
+    It has one of three ends, and the first one counts: the client is open, the opening has failed, or the waiting
+    thread has abandoned it. The handler of a signal may run anywhere in that thread, and abandon the opening. So this
+    class waits for no lock but the one that ends the wait: a `Future` would be held by the very frame that the handler
+    has interrupted.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Opening:
         self.given_up = False
 
     def succeed(self) -> bool:
-        """Note that the client is open. False: the opening was given up, so close it again."""
+        """Note that the client is open. Return False if the opening was abandoned: then close the client again."""
         return self._end()
 
     def fail(self, error: BaseException) -> bool:
@@ -165,7 +166,7 @@ class LoopThread:
         Run what *function* returns in the loop *only*, such as that of a lease, and do not wait for it.
 
         Raises:
-            ClosedMeanwhileError: it does not run any more.
+            ClosedMeanwhileError: it has stopped.
         """
 
         def begin() -> None:
@@ -187,7 +188,7 @@ class LoopThread:
         Start the thread and open the client, unless it is open; return the loop in which it is.
 
         Raises:
-            BackendError: the store can tell already that it will not work.
+            BackendError: the store knows already that it will not work.
             ClosedMeanwhileError: the client was closed meanwhile.
             UnsupportedError: gevent or eventlet has replaced what a thread is.
         """
@@ -241,7 +242,7 @@ class LoopThread:
     def _end_soon(self) -> None:
         if self._opening is not None and self._opening.give_up():  # a signal's handler, in the thread that opens
             return
-        loop, stop = self._loop, self._stop  # read last: an opening that cannot be given up has noted them
+        loop, stop = self._loop, self._stop  # read last: an opening that cannot be abandoned has noted them
         if self.inherited or loop is None or stop is None:
             return
         self._loop, self._ending = None, loop

@@ -105,7 +105,7 @@ class Interrupt:
         self._entered = True
 
     def end(self) -> None:
-        """Break nothing any more. Idempotent."""
+        """Stop breaking calls. Idempotent."""
         self._lease = None
         _signals.remove(self)
 

@@ -136,7 +136,7 @@ class ThreadCall(Generic[T]):
         self._body: ThreadBody | None = None  # the last one that was handed over
         self._done = False
         self._cut_off = False  # the client was closed while the coroutine ran
-        self._left = False  # the thread does not wait any more
+        self._left = False  # the thread has stopped waiting
         self._woken = threading.Lock()  # held until the coroutine has ended, or has a body to run: cheap to sleep on
         self._woken.acquire()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -152,7 +152,7 @@ class ThreadCall(Generic[T]):
     # In the loop.
 
     def begin(self) -> None:
-        """Start the coroutine. Where tasks may be eager, it is asked at once, and not in the next turn of the loop."""
+        """Start the coroutine. Where tasks may be eager, it begins at once, and not in the next turn of the loop."""
         run_for(self._thread)
         loop, coroutine = asyncio.get_running_loop(), self._run()
         if sys.version_info >= (3, 12):
@@ -193,7 +193,7 @@ class ThreadCall(Generic[T]):
             self._woken.release()
 
     def leave(self) -> None:
-        """Expect nothing of the thread any more: for the coroutine, what it was to run, or runs, has ended."""
+        """Expect nothing more of the thread: the coroutine takes its body, begun or not, as ended."""
         self._left = True
         if self._body is not None:
             self._body.give_up(asyncio.CancelledError())

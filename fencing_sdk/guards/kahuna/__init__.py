@@ -42,7 +42,7 @@ _DATA_LIMIT = 2**19
 """Bytes of data: half of the largest value that was tried on a real server."""
 _BODY_LIMIT = 4 * _DATA_LIMIT
 _LONGEST_CALL = 15.0
-"""Seconds after which a call is given up: three times what a cluster needs to replace a leader."""
+"""The time limit of a call in seconds: three times what a cluster needs to replace a leader."""
 
 
 class KahunaGuard(StoreGuard):
@@ -65,7 +65,7 @@ class KahunaGuard(StoreGuard):
 
         ssl_context: For client certificates and the like, instead of *ca*.
 
-        connect_timeout: Seconds after which the next node is asked if a node accepts no connection.
+        connect_timeout: Seconds to wait for a node to accept the connection, before the guard asks the next one.
 
         connections: The most calls that are under way at once, to all nodes together.
 

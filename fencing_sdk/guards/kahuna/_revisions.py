@@ -281,7 +281,7 @@ class Pauses:
 
     @property
     def over(self) -> bool:
-        """True if the call is to be given up."""
+        """True if the time of the call is over."""
         return self._clock.now() > self._end
 
     async def sleep(self) -> None:
@@ -400,7 +400,7 @@ class Replacement:
         return found.is_write(self._value)
 
     async def _was_first(self, present: int) -> bool:
-        """Look for the first write of a key among the older revisions: nothing tells which number it would have."""
+        """Look for the first write of a key among the older revisions: its number is not known."""
         oldest = max(0, present - _OLDER)
         for number in range(present - 1, oldest - 1, -1):
             found = await self._at(number)

@@ -62,8 +62,8 @@ class RedisGuard(StoreGuard):
     A resource has one fence, at the key ``PREFIX:{resource}``. On a cluster, data that is written
     with it has to be in the same slot: name it with `key`, or put ``{resource}`` into its key.
 
-    Each write is sent once. If its answer is lost, the driver's error is raised, and it is unknown
-    whether the server has carried out the write. The same holder may try again; `raise_to` does so by
+    Each write is sent once. If its answer is lost, the guard raises the driver's error, and it is unknown whether the
+    server has carried out the write. The same holder may try again; `raise_to` does so by
     itself. Errors of the server and of the driver are raised unchanged.
 
     Not promised: anything about writes that bypass the guard, and that a failover keeps an acknowledged
@@ -127,7 +127,7 @@ class RedisGuard(StoreGuard):
             commands: The words of each command, such as ``("SET", key, value)``. No word can become part
                 of the script.
 
-            keys: All keys that the commands touch, if the guard cannot tell them from the commands' names.
+            keys: All keys that the commands touch, if the guard does not know them by the commands' names.
 
         Raises:
             StaleTokenError: the resource has seen a later token; no command ran.

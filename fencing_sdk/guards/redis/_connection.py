@@ -96,7 +96,7 @@ class GuardConnection:
             self._send = _initialized(cast("_RedisClusterClient", client))
             self._send_once = _through_cluster(cast("_RedisClusterClient", client))
         else:
-            # valkey-py requires the name of the command; redis-py warns when it is given.
+            # valkey-py requires the name of the command; redis-py warns about it.
             self._send_once = _through_pool(client.connection_pool, () if family == "redis" else ("EVALSHA",))
 
     def encode(self, key: Argument) -> bytes:
@@ -261,7 +261,7 @@ def _place(kind: str, parts: StoreUrl) -> dict[str, object]:
 
 
 def _options(parts: StoreUrl) -> dict[str, str]:
-    """Return the login and the query, each as the text it is. Refuse a name that is given twice."""
+    """Return the login and the query, each as the text it is. Refuse a name that occurs twice."""
     login = [(name, text) for name, text in (("username", parts.user), ("password", parts.password)) if text]
     given = [*login, *parse_qsl(parts.query, keep_blank_values=True)]
     if len(dict(given)) < len(given):

@@ -1,5 +1,5 @@
 """
-Lua scripts with the check in front: the commands and keys that they are given, and what they answer.
+Lua scripts with the check in front: the commands and keys that they take, and what they answer.
 
 The server runs check and body as one atomic step. Arguments are sent beside the text of a script, so they cannot become
 code. The keys of a resource's fence and of its data share one hash tag:
@@ -141,7 +141,7 @@ def _keys(command: Command) -> Sequence[Argument]:
     if name in _EVERY_SECOND:
         return arguments[::2]
     if name in _ELSEWHERE:
-        msg = f"the guard cannot tell which words of {name} are keys; name those of all commands with keys=[...]"
+        msg = f"the guard does not know which words of {name} are keys; name those of all commands with keys=[...]"
         raise ConfigurationError(msg)
     return arguments[: 0 if name in _NONE else 2 if name in _FIRST_TWO else 1]
 

@@ -249,7 +249,7 @@ Outcome: TypeAlias = "HasRowCount | int | str | Sequence[object]"
 
 class FenceColumn:
     """
-    Tells the outcome of a write that checks by itself: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
+    The outcome of a write that checks by itself: ``SET ..., fence = :token WHERE ... AND fence <= :token``.
 
     The column is BIGINT NOT NULL DEFAULT 0 (SQLAlchemy: ``mapped_column(BigInteger, server_default="0")``).
     The statement needs both parts: without the condition a stale write gets in, and without the

@@ -42,7 +42,7 @@ DIALECTS: Mapping[str, type[FenceTable]] = {kind.dialect: kind for kind in (Sqli
 _CONNECT_PATIENCE = 30.0
 """Seconds that the opening of a connection may take."""
 CLOSE_PATIENCE = 1.0
-"""Seconds for telling the server that a statement is cancelled and the connection is closed."""
+"""Seconds for cancelling a statement on the server and closing the connection."""
 
 
 class _OwnConnection(AsyncpgConnection, Protocol):

@@ -69,7 +69,7 @@ FROM (VALUES (to_regclass('{table}'))) AS named (oid)
 LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 
 # The name of the guard's own table, or its number if there is no such table now; then the table, if it exists now. A
-# query of pg_class would tell what the snapshot of the transaction knows, which may be older than the tables.
+# query of pg_class would show what the snapshot of the transaction knows, which may be older than the tables.
 _LOOK_FOR_OWN = "SELECT {own}::oid::regclass::text, to_regclass('{table}')::oid"
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.

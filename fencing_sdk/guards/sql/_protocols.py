@@ -18,7 +18,7 @@ POSTGRESQL = "postgresql"
 
 
 class SqliteDriverConnection(Protocol):
-    """The state that `sqlite3.Connection` and `aiosqlite.Connection` tell in any thread."""
+    """The state that any thread may read from `sqlite3.Connection` and `aiosqlite.Connection`."""
 
     @property
     def in_transaction(self) -> bool: ...
@@ -99,7 +99,7 @@ class AlchemyTransaction(Protocol):
 
 
 class HasTransaction(Protocol):
-    """A connection or session of SQLAlchemy, as what its transaction is asked of."""
+    """A connection or session of SQLAlchemy, which returns its transaction."""
 
     def get_transaction(self) -> AlchemyTransaction | None: ...
 

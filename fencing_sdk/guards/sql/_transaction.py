@@ -218,7 +218,7 @@ class Transaction:
     begins: bool
     """True if the driver begins a transaction by itself, with the first statement."""
     begun: Callable[[], bool]
-    """Tells whether a transaction is open now, as PostgreSQL has told the driver. Not set for SQLite."""
+    """Returns whether a transaction is open now, by PostgreSQL's last word to the driver. Not set for SQLite."""
 
     def __init__(self, transaction: object) -> None:
         """
