@@ -73,7 +73,7 @@ class AcquireResult(NamedTuple):
 class Acquisition:
     """One acquisition, from the first attempt to a grant or an error."""
 
-    def __init__(  # noqa: PLR0917  (what an engine has, and what it was asked for)
+    def __init__(  # noqa: PLR0917  (the parts of an engine, and the request)
         self,
         backend: Backend,
         clock: Clock,
@@ -98,7 +98,7 @@ class Acquisition:
             self._claim = flight.claim
             self._report.goes_on(flight.claim, flight.sent_at)
         self._place: PlaceInLine | None = None
-        self._news: asyncio.Event | None = None  # set when the line has told something
+        self._news: asyncio.Event | None = None  # set when the line has news
         self._woken = False  # whether the line has woken this waiter for its next try
         self._handed: tuple[Grant, float] | None = None  # what the line has handed over, and since when it counts
         self._calls: list[asyncio.Future[Any]] = []  # attempts whose outcome is not known
@@ -167,7 +167,7 @@ class Acquisition:
             self._task.cancel()
 
     def _take_interruption_back(self, error: BaseException) -> DrainingError | None:
-        """Tell the cancellation by `interrupt` from one that came from outside, which wins."""
+        """Distinguish the cancellation by `interrupt` from one that came from outside, which wins."""
         if not self._interrupted or self._task is None:
             return None
         still_cancelled = self._task.uncancel() > self._cancelling
@@ -229,7 +229,7 @@ class Acquisition:
             raise UsageError(msg)
 
     def _take(self, outcome: object, sent_at: float) -> AcquireResult | Held | BackendUnavailableError:
-        """Say what the outcome of the latest attempt is worth, whichever way it was asked for."""
+        """Return what the outcome of the latest attempt is worth, by whichever way it was made."""
         if isinstance(outcome, Grant):
             return self._judge(outcome, sent_at)
         if isinstance(outcome, BackendUnavailableError):
@@ -276,7 +276,7 @@ class Acquisition:
             unanswered_calls = tuple(self._calls[:-1])
             return AcquireResult(self._claim, grant, timing, counts_from, now - self._report.began_at, unanswered_calls)
         self._give_up()
-        detail = f"the grant came {now - counts_from:.3g} s after it was asked for, too late to be used"
+        detail = f"the grant came {now - counts_from:.3g} s after its request, too late to be used"
         logger.warning("acquire: %s", detail)
         return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
 

@@ -23,7 +23,7 @@ from fencing_sdk.errors import UsageError, shown
 _IN_COROUTINES = "in coroutines use the client of fencing_sdk.connect(): async with"
 
 Doubt = Callable[[asyncio.Task[object]], str]
-"""Says why the task that waits may wait for ever. Empty: it has no reason any more."""
+"""Returns why the task that waits may wait for ever. Empty when the reason has gone."""
 
 
 def doubt_about(terms: Terms, keeper: Keeper) -> Doubt | None:

@@ -122,7 +122,7 @@ class Draining:
         self.together = [self]
 
     def stop(self) -> None:
-        """End nothing any more, and keep no error back: the client is closed, which ends all of it."""
+        """Stop ending bodies, and keep no error back: the client is closed, which ends all of it."""
         self._drop_bound()
         self._closed = True
         self.changed.set()
@@ -191,7 +191,7 @@ class Draining:
     def _is_in_use(self, lease: LeaseState) -> bool:
         if self._is_of_a_caller(lease):
             return False
-        if lease.task is None:  # a plain handle: nothing tells whether its work ends when it is lost
+        if lease.task is None:  # a plain handle: its work may go on after a loss
             return not self._bound_is_over
         return not lease.task.done()
 

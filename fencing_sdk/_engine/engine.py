@@ -248,7 +248,7 @@ class Engine:
         return await self.ask("inspect", lambda: backend.holders(name))
 
     def status(self, leader_of: Sequence[str]) -> Status:
-        """Tell how the client stands, without asking the store."""
+        """Return the state of the client, without asking the store."""
         here = self._generation == forks.here()
         usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
         return self._heartbeat.status(leader_of, usable=usable, draining=self.draining.begun)
@@ -326,11 +326,11 @@ class Engine:
             self.abandon(lease)
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
-        """A guard refused a write made under *lease*: tell the observers."""
+        """Report to the observers that a guard refused a write made under *lease*."""
         self._report.stale(lease, error)
 
     def abandon(self, lease: LeaseState) -> None:
-        """Give back a lease whose holder cannot release it any more: its handle or its task is gone."""
+        """Give back a lease whose holder can no longer release it: its handle or its task is gone."""
         lease.forget_scope()
         parking = self._parking(lease, lease.keep_for) if lease.kept else None
         lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
@@ -343,7 +343,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """True if nothing of this engine runs any more."""
+        """True if nothing of this engine runs."""
         return self._closing.over
 
     async def wait_closed(self) -> None:

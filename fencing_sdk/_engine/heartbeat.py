@@ -5,13 +5,13 @@ A single task sleeps until a group of leases is due (`LeaseGroup`). Then:
 
 1. `_send` renews the leases that are due by one call to the store, in a task of its own, so that a call that hangs
    delays no other.
-2. `_apply` tells each lease its own outcome: renewed; refused, taken over or revoked (lost at once); or unknown.
+2. `_apply` gives each lease its own outcome: renewed; refused, taken over or revoked (lost at once); or unknown.
 3. `_plan` says when each is renewed next: one interval after the call was sent if it was renewed, and after a pause
    that shrinks towards the deadline if the outcome is unknown: a quarter of the time that is left, but no less than
    1/32 and no more than 1/4 of an interval, times a random 0.5 to 1 (`Timing.retry_pause`). Nothing else retries a
    renewal, except that a job which leaves its lock taken retries its last one (`releases`), and that within one call a
-   backend may ask again, or ask another server. `Lease.renew` asks once. A backend that is told of a change renews
-   too, to learn whether the lease is still its own; that moves no deadline.
+   backend may ask again, or ask another server. `Lease.renew` asks once. A backend that hears of a change renews too,
+   to learn whether the lease is still its own; that moves no deadline.
 4. A lease that no renewal can help (`max_hold`, or a deadline that is too close) waits for its end, which its group
    watches.
 
@@ -19,7 +19,7 @@ Leases that begin together are one group, and groups that are due together share
 cost a few entries and a few calls. One call is sent, and one is answered, in a turn of the loop, so that other tasks
 run in between.
 
-If the heartbeat itself fails, every lease is lost at once, because none would be renewed any more.
+If the heartbeat itself fails, every lease is lost at once, because no renewal would follow.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Heartbeat:
         return sum(lease.lost is None for lease in self.leases.values())
 
     def status(self, leader_of: Sequence[str], *, usable: bool, draining: bool) -> Status:
-        """Tell what is held, and when the store last answered, without asking it."""
+        """Return what is held, and when the store last answered, without asking it."""
         answers = [at for at in (self.granted_at, self._store_calls.answered_at) if at is not None]
         spare = [lease.remaining for lease in tuple(self.leases.values()) if lease.held]
         return Status(
@@ -137,7 +137,7 @@ class Heartbeat:
         return self.leases.get(claim.owner)
 
     def tell_lost(self, lease: LeaseState, reason: LossReason) -> None:
-        """*lease* was lost: renew it no more, and tell the log and the observers."""
+        """*lease* was lost: stop renewing it, and report the loss to the log and the observers."""
         self._leave_group(lease)
         self._log.lost(lease, reason)
 
@@ -289,7 +289,7 @@ class Heartbeat:
             self._plan(members, now + pause * JITTER.uniform(0.5, 1.0))
 
     def _apply(self, lease: LeaseState, outcome: Renewal | Revoked, sent_at: float, error: str) -> None:
-        """Tell one lease its outcome. An answer that came after the deadline changes nothing."""
+        """Apply its outcome to one lease. An answer that came after the deadline changes nothing."""
         if outcome is Renewal.RENEWED:
             observed = self._report.observed
             spare = lease.remaining if observed else 0.0
@@ -366,7 +366,7 @@ class HeartbeatLog:
             self._stalls.stop()
 
     def beat(self, now: float, due: Iterable[LeaseState]) -> None:
-        """Tell which leases are looked after late."""
+        """Report the leases whose heartbeat is late."""
         late = [
             (lease, lease.next_beat)
             for lease in due
@@ -394,7 +394,7 @@ class HeartbeatLog:
         self._renewals_fail = fails
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
-        """Tell that *lease* was lost. One line is logged for all that are lost in this turn of the loop."""
+        """Report that *lease* was lost. Log one line for all that are lost in this turn of the loop."""
         if reason is not LossReason.CLOSED:
             if not self._losses:
                 loop = asyncio.get_running_loop()

@@ -13,8 +13,7 @@ The scope lives in the task that entered. Three cases of leaving it:
 2. The task is still inside other locks that it entered later (two exit stacks, left first in, first out): it
    stays open, no longer cancels, and is closed after them.
 3. A scope of another library lies inside it, or another task leaves (a fixture, a generator closed by the garbage
-   collector): it can never be closed. The lock is released, and a `UsageError` says so with the body's error
-   as its cause.
+   collector): it can never be closed. The exit releases the lock, and raises `UsageError` from the body's error.
 
 The cancel scope cancels the body at once, and again only after growing pauses. A plain anyio scope that is cancelled
 repeats the cancellation in every turn of the event loop until the body has ended. A body that cleans up would occupy a

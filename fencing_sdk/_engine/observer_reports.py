@@ -1,4 +1,4 @@
-"""What observers are told: of an acquisition until there is a lease or none, and of a lease until it is released."""
+"""Reports to observers: on an acquisition until it ends, and on a lease until its release."""
 # ruff: noqa: PLC0415  (a client without observers makes no event, and does not load them)
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class AcquisitionReport:
         self._name = name
 
     def began(self, claim: Claim) -> None:
-        """Tell that an acquisition with the owner id of *claim* begins."""
+        """Report that an acquisition with the owner id of *claim* begins."""
         self._claim, self.began_at = claim, self._clock.now()
         _tell_beginning(self._observers, self._name, claim, self.began_at)
 
     def goes_on(self, claim: Claim, began_at: float) -> None:
-        """The acquisition with the owner id of *claim*, whose beginning was told, goes on here."""
+        """Resume reporting the acquisition with the owner id of *claim*, whose start was already reported."""
         self._claim, self.began_at = claim, began_at
 
     def failed(self, error: BaseException, unanswered: int, *, closing: bool) -> None:
-        """Tell that the acquisition ended by *error*."""
+        """Report that the acquisition ended by *error*."""
         if not self._observers:
             return
         if isinstance(error, StaleTokenError):
@@ -69,7 +69,7 @@ class AcquisitionReport:
         self.ended(NotAcquiredReason.CLOSED if closed else next(reasons, NotAcquiredReason.FAILED), unanswered)
 
     def ended(self, reason: NotAcquiredReason, unanswered: int) -> None:
-        """Tell that the acquisition ended without a lease, with so many requests without an answer."""
+        """Report that the acquisition ended without a lease, with so many requests without an answer."""
         if self._observers:
             from fencing_sdk.events import NotAcquired
 
@@ -103,11 +103,11 @@ class LeaseReport:
         return bool(self._observers)
 
     def acquiring(self, name: str, claim: Claim, at: float) -> None:
-        """Tell that the acquisition with the owner id of *claim* begins: its first request is about to be sent."""
+        """Report that the acquisition with the owner id of *claim* begins: its first request is about to be sent."""
         _tell_beginning(self._observers, name, claim, at)
 
     def acquired(self, lease: LeaseState, waited: float) -> None:
-        """Tell that *lease* is held, *waited* seconds after its acquisition began."""
+        """Report that *lease* is held, *waited* seconds after its acquisition began."""
         self._observers.measure("acquired", lease.name, waited)
         if self._observers.others:
             from fencing_sdk.events import Acquired
@@ -129,7 +129,7 @@ class LeaseReport:
             )
 
     def renewed(self, lease: LeaseState, spare: float) -> None:
-        """Tell that the deadline was moved when *spare* seconds were left."""
+        """Report that the deadline was moved when *spare* seconds were left."""
         self._observers.measure("renewed", lease.name, spare)
         if self._observers.others:
             from fencing_sdk.events import Renewed
@@ -140,7 +140,7 @@ class LeaseReport:
             )
 
     def late(self, lease: LeaseState, seconds: float, stack: str | None) -> None:
-        """Tell that the heartbeat came so many seconds too late."""
+        """Report that the heartbeat came so many seconds too late."""
         if self:
             from fencing_sdk.events import RenewalLate
 
@@ -150,7 +150,7 @@ class LeaseReport:
             )
 
     def failed(self, lease: LeaseState, error: str) -> None:
-        """Tell that a renewal had no answer."""
+        """Report that a renewal had no answer."""
         if self:
             from fencing_sdk.events import RenewalFailed
 
@@ -160,7 +160,7 @@ class LeaseReport:
             )
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
-        """Tell that *lease* is over against the will of its holder."""
+        """Report that *lease* was lost before its holder released it."""
         if self:
             from fencing_sdk.events import Lost
 
@@ -177,7 +177,7 @@ class LeaseReport:
             )
 
     def fence_raised(self, lease: LeaseState, resource: str, token: int) -> None:
-        """Tell that a guard of *resource* refuses every lower token."""
+        """Report that a guard of *resource* refuses every lower token."""
         if self:
             from fencing_sdk.events import FenceRaised
 
@@ -187,7 +187,7 @@ class LeaseReport:
             )
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
-        """Tell that a guard refused a write made under *lease*, or to raise its fence."""
+        """Report that a guard refused a write made under *lease*, or to raise its fence."""
         if self:
             from fencing_sdk.events import stale_rejected
 
@@ -195,7 +195,7 @@ class LeaseReport:
             self._observers.emit(stale_rejected(error, name=lease.name, at=now, holder=lease.holder))
 
     def released(self, lease: LeaseState, *, confirmed: bool, kept_for: float) -> None:
-        """Tell the end of *lease*."""
+        """Report the end of *lease*."""
         held_for = lease.held_for
         self._observers.measure("released", lease.name, held_for)
         if self._observers.others:

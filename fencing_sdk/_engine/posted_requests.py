@@ -33,7 +33,7 @@ class Flight:
     """
     One posted request, from before it is sent until its answer has landed.
 
-    It is what the backend calls with the answer. Its limit stays until then, also if its caller does not wait any more,
+    The backend calls it with the answer. Its limit stays until then, also if its caller has stopped waiting,
     so that a silent connection is closed.
     """
 

@@ -1,5 +1,5 @@
 """
-Gives leases back, each of them once, and tells the one end that each of them has.
+Gives leases back, each of them once, and reports the one end that each of them has.
 
 A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
 holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
@@ -51,13 +51,13 @@ class Releases:
         self.unreleased = heartbeat.leases
         """By owner: those that were not released."""
         self.returning: dict[str, LeaseState] = {}
-        """By owner: those that were, and whose end is not told yet."""
+        """By owner: those that were, and whose end is not reported yet."""
         self._behind: dict[str, asyncio.Task[Returned]] = {}
         """By owner: releases that began in the background."""
         self._unconfirmed: list[str] = []
         """The names whose release the store did not confirm while the client was closed."""
         self.on_end: Callable[[], object] | None = None
-        """Called when the end of a lease was told, from the beginning of a drain on."""
+        """Called after each report of a lease's end, from the beginning of a drain on."""
         self._clock = clock
         self._report = report
 
@@ -113,7 +113,7 @@ class Releases:
         """
         Let the store keep *lease*, which was taken, for a while instead of giving it back.
 
-        After *within* seconds the store is asked on in the background.
+        After *within* seconds the tries go on in the background.
 
         Raises:
             LeaseLostError: it was lost, or the store has not confirmed it yet.
@@ -183,14 +183,14 @@ class Releases:
         self.unreleased.clear()
 
     def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
-        """Tell the end of *lease* once it is *returned*."""
+        """Report the end of *lease* once it is *returned*."""
         if returned.done():
             self._end(lease, returned)
         else:
             returned.add_done_callback(lambda task: self._end(lease, task), context=Context())
 
     def _end(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
-        """Tell the end of *lease* by what has become of its release until now."""
+        """Report the end of *lease* by what has become of its release until now."""
         outcome = returned.done() and not returned.cancelled() and returned.result()
         if isinstance(outcome, bool) or lease.lost is not None or lease.claim.owner not in self.returning:
             self.tell_end(lease, confirmed=outcome is not False)
@@ -199,7 +199,7 @@ class Releases:
             self.tell_end(lease, confirmed=False)
 
     def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
-        """Tell the one end of *lease*, unless it was told before."""
+        """Report the one end of *lease*, unless it was reported before."""
         if self.returning.pop(lease.claim.owner, None) is not None:
             if not confirmed and self.store_calls.closing and lease.lost_reason in _ENDED_HERE:
                 self._unconfirmed.append(lease.name)

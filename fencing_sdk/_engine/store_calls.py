@@ -44,8 +44,8 @@ Returned: TypeAlias = bool | Renewal | Revoked
 """
 What became of a release: the store confirmed it, or not in time.
 
-Anything else is a refusal of the first request: the owner had no grant any more. Refusals of later requests count as
-confirmed, because the first one may have ended the grant.
+Anything else is a refusal of the first request: the owner's grant had already ended. Refusals of later requests count
+as confirmed, because the first one may have ended the grant.
 """
 
 
@@ -158,7 +158,7 @@ class StoreCalls:
 
             limit: Seconds without an answer to any call after which the store counts as silent.
 
-            hurry: Whether the store has told that the lock may be free: then this try goes before others.
+            hurry: True if the store has signalled that the lock may be free: then this try goes before others.
 
         Raises:
             BackendUnavailableError: the store is silent.
@@ -248,7 +248,7 @@ class StoreCalls:
 
     def give_back(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[Returned]:
         """
-        Release *claim* in the background, for as long as its ttl; the task tells what became of it.
+        Release *claim* in the background, for as long as its ttl; the task returns what became of it.
 
         A release that was posted already is waited for first, as long as its answer can come in time.
         """

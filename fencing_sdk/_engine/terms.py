@@ -48,7 +48,7 @@ class Tries:
 
 
 class Terms(NamedTuple):
-    """What an acquisition is asked to do. ``name`` is the user's, ``store_name`` has the namespace."""
+    """The terms of an acquisition. ``name`` is the user's, ``store_name`` has the namespace."""
 
     name: str
     store_name: str

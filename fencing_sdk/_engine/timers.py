@@ -145,7 +145,7 @@ _APART = 0.05
 _asleep: dict[asyncio.Event, asyncio.Task[Any] | None] = {}
 """
 Who sleeps, in all loops. Without it a loop that is dropped unclosed would take its tasks along at the end of the
-interpreter, and each would be told as destroyed, and close its coroutine where no event loop runs.
+interpreter, and Python would report each as destroyed, and close its coroutine where no event loop runs.
 """
 
 
@@ -205,11 +205,11 @@ class SuspendWatch:
             self.look()
 
     def end(self, key: Hashable) -> None:
-        """*key* does not need it any more. The timer goes on once, as it may be needed again at once."""
+        """*key* no longer needs it. The timer goes on once, as it may be needed again at once."""
         self._needed.pop(key, None)
 
     def stop(self) -> None:
-        """Compare no more, and leave no timer behind."""
+        """Stop comparing clocks and cancel the timer."""
         self.resting = False
         if self._timer is not None:
             self._timer.cancel()

@@ -1,10 +1,10 @@
 """
 One request to etcd through its JSON gateway, whichever member answers it.
 
-Requests may be repeated, because a transaction compares before it writes. So if a member cannot be reached,
-answers too late or has no leader, the next member is asked at once. Requests that read, delete or keep alive are
-also sent to the next member when there is no answer soon. A request whose answer was lost may still be carried out;
-the reply of the next member says so in ``earlier_unknown``.
+Requests may be repeated, because a transaction compares before it writes. So if a member cannot be reached, answers too
+late or has no leader, the gateway asks the next member at once. Requests that read, delete or keep alive are also sent
+to the next member when there is no answer soon. A request whose answer was lost may still be carried out; the reply of
+the next member has ``earlier_unknown`` set then.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ RULES = EndpointRules(
 )
 
 MEMBER_LIMIT = 3.0
-"""Seconds after which the next member is asked, where there is one: longer than an election at etcd's defaults."""
+"""Seconds before the gateway asks the next member, if there is one: longer than an election at etcd's defaults."""
 
 
 class GatewayReply(NamedTuple):
@@ -101,7 +101,7 @@ class Gateway:
     Args:
         component: The name of the backend or guard, for its errors.
 
-        endpoints: The members. Each may be asked for anything.
+        endpoints: The members. Each answers any request.
 
         requests: Connections for requests.
 
@@ -410,6 +410,6 @@ def read_url(url: str, options: dict[str, Any]) -> tuple[Sequence[str], dict[str
         if not (parts.user and parts.password):
             refuse_url("must have both user and password before the '@'; write etcd://user:password@host:port")
         if {"user", "password"} & options.keys():
-            refuse_url("has a login that is given as an option too; pass user and password once")
+            refuse_url("has a login that is an option too; pass user and password once")
         chosen |= {"user": parts.user, "password": parts.password}
     return parts.host_texts(), chosen

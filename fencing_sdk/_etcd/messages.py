@@ -4,8 +4,8 @@ What requests and answers of etcd say, in JSON as its gateway writes them. No I/
 Keys and values are base64, whole numbers of 64 bits are texts, and fields that are zero or false are left out.
 
 A member's error is read by its gRPC code, never by its text. `BackendRefusedError` is for what another try will not
-change *and* what surely has done nothing. Everything else is a `BackendUnavailableError`: the outcome is unknown
-until etcd is asked again.
+change *and* what surely has done nothing. Everything else is a `BackendUnavailableError`: the outcome is unknown until
+another request shows it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def failure_by_code(code: int, status: int, message: str) -> RequestFailedError:
 
 def error_of_failures(component: str, operation: str, failures: Sequence[RequestFailedError]) -> BackendError:
     """
-    Make an error of the failures of all members that were asked.
+    Make an error of the failures of all members in question.
 
     There are three cases:
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a cluster are, and which of them is asked first."""
+"""Where the nodes of a cluster are, and the order in which to ask them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Endpoint:
 
 class Endpoints:
     """
-    All nodes, in the order in which they are asked.
+    All nodes, in the order in which to ask them.
 
-    Any node may be asked, because a node that is not the leader passes the request on. There are three rules:
+    Any node will do, because a node that is not the leader passes the request on. There are three rules:
 
-    1. The node that answered last for a name is asked first for it. The memory of names is bounded.
-    2. A node that failed goes to the end: it is asked again when all others fail, and is trusted when it answers.
-    3. If an answer names a node, that one is asked first the next time, but only if it is one of these. If another
+    1. Ask first the node that answered last for the name. The memory of names is bounded.
+    2. A node that failed goes to the end: its turn comes again when all others fail, and it is trusted when it answers.
+    3. If an answer names a node, ask that one first the next time, but only if it is one of these. If another
        node has to answer after all, what the answers name for this lock is followed no more.
     """
 
@@ -94,7 +94,7 @@ class Endpoints:
 
 @dataclass(slots=True)
 class _Serving:
-    """Which node is asked first for one name."""
+    """The node to ask first for one name."""
 
     first: Endpoint
     hinted: Endpoint | None = None
@@ -110,7 +110,7 @@ def read_endpoints(texts: object, rules: EndpointRules, *, tls: bool) -> Endpoin
     """
     Read the address of each node: ``host``, ``host:port`` or ``[address]:port``.
 
-    The first node to be asked is chosen at random, so that the clients of a cluster do not all begin with one node.
+    The order begins at a random node, so that the clients of a cluster do not all begin with one node.
 
     Raises:
         ConfigurationError: there is no address, or one cannot be read. The message does not repeat it,

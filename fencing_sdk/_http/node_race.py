@@ -1,13 +1,13 @@
 """
 One call to a cluster, whichever node answers it.
 
-The nodes are asked in an order. There are four reasons to ask the next one:
+The call asks the nodes in an order. There are four reasons to ask the next one:
 
 1. A node failed: it could not be reached, its answer was lost, or it says that it cannot answer.
 2. No answer came for `patience` seconds. The requests that are under way go on, and the first answer counts.
-3. All nodes were asked so, and all hang. Then each is asked once more, with twice the pause: after a failover a
+3. All nodes hang. Then the call asks each once more, with twice the pause: after a failover a
    follower answers a new request, while one that it passed on to the former leader hangs for seconds.
-4. A node says that another try will help. Then, after a pause, all nodes are asked again, for as long as there are
+4. A node says that another try will help. Then, after a pause, the call asks all nodes again, for as long as there are
    pauses; but at most two requests to each are under way.
 
 Without a patience, one request at a time is under way. So it must be where a late one could grant a lock.
@@ -33,7 +33,7 @@ _AT_ONE_NODE = 2
 """Requests of one call that may be under way to one node."""
 
 PATIENCE = 0.25
-"""Seconds without an answer after which the next node is asked too. A healthy cluster answers in milliseconds."""
+"""Seconds without an answer before the call asks the next node too. A healthy cluster answers in milliseconds."""
 
 
 class NodeRace(Generic[T]):
@@ -47,9 +47,9 @@ class NodeRace(Generic[T]):
 
         leave: Called with each node that failed, or that was overtaken by another one: ask it last from now on.
 
-        patience: Seconds after which the next node is asked too; None: only after a failure.
+        patience: Seconds before the next node gets the request too; None: only after a failure.
 
-        is_final: Whether no other node is asked after this failure.
+        is_final: Whether this failure ends the call.
 
         pauses: Seconds before each further round, if a node has said that another try will help.
     """
@@ -120,7 +120,7 @@ class NodeRace(Generic[T]):
             await self._end()
 
     def _note(self, endpoint: Endpoint, failure: RequestFailedError) -> None:
-        """Take note of a failure; raise it if no other node is to be asked."""
+        """Take note of a failure; raise it if it ends the call."""
         self.failures.append(failure)
         self._again = self._again or failure.again
         final = self._is_final(failure)
@@ -150,7 +150,7 @@ class NodeRace(Generic[T]):
                 yield patience
 
     def _pause_before_another_round(self) -> float | None:
-        """Seconds before all nodes are asked again, because one has said that it would help; else None."""
+        """Return the seconds before another round, if a node has said that one would help; else None."""
         again, self._again = self._again, False
         return next(self._pauses, None) if again else None
 

@@ -3,7 +3,7 @@ The body of a request, the body of its answer, and when its outcome is unknown.
 
 There are three cases for a request without a usable answer:
 
-1. ``UNSENT``: no connection could be made, or the store says so: it has done nothing. Another node may help.
+1. ``UNSENT``: no connection could be made, or the store answered that it has done nothing. Another node may help.
 2. ``UNKNOWN``: the request was sent. The store may have carried it out, or may still do so.
 3. ``REJECTED``: the store has read the request and turned it down. Another try will not help.
 
@@ -71,8 +71,8 @@ def request_failed(error: aiohttp.ClientError | OSError, url: URL) -> RequestFai
     inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error.__cause__
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         why = error.certificate_error
-        told = distrust(why, "ca") if isinstance(why, ssl.SSLCertVerificationError) else "its certificate is wrong"
-        return RequestFailedError(RequestOutcome.REJECTED, f"{place}: {told}")
+        reason = distrust(why, "ca") if isinstance(why, ssl.SSLCertVerificationError) else "its certificate is wrong"
+        return RequestFailedError(RequestOutcome.REJECTED, f"{place}: {reason}")
     if wants_certificate(inner):
         detail = f"{place} wants a certificate of the client that it trusts; name it with cert= and key="
         return RequestFailedError(RequestOutcome.REJECTED, detail)

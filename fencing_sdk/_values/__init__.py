@@ -1,1 +1,1 @@
-"""The ground: what is asked, granted, timed and named. No I/O happens here."""
+"""The ground: claims, grants, timing and names. No I/O happens here."""

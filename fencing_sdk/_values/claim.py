@@ -128,7 +128,7 @@ def holder_of(owner: str) -> str:
     Digest an *owner* id into the public ``holder``.
 
     The owner id may renew and release the lock, so it stays secret; 32 bits of its SHA-256 are
-    enough to notice that two holders were given one token.
+    enough to notice that two holders got one token.
     """
     import hashlib  # noqa: PLC0415  (it loads OpenSSL, which takes longer than this module)
 
@@ -230,7 +230,7 @@ class Grant:
     token: int
     """Higher than the token of every earlier grant of this name. A repeated acquisition gets its own token again."""
     ttl: float | None = None
-    """Seconds the store really grants, where that differs from what was asked for."""
+    """Seconds the store really grants, where that differs from the claim's ttl."""
     restarted: bool = True
     """
     True if this answer (re)started the ttl. False from a store that repeats an earlier grant to
@@ -301,7 +301,7 @@ class Renewal(Enum):
 
     RENEWED = auto()
     REFUSED = auto()
-    """The grant is not ours any more: expired, released, or unknown to the store."""
+    """The grant is no longer ours: expired, released, or unknown to the store."""
     TAKEN_OVER = auto()
     """The same, and another holder has the lock."""
     UNKNOWN = auto()
@@ -330,7 +330,7 @@ class Holder:
     permit: int | None = None
     """The number of the permit, where the mode is a `Permit`."""
     held_for: float | None = None
-    """Seconds since the grant; None where the store does not tell."""
+    """Seconds since the grant; None where the store does not know."""
     waiters: int | None = None
     """How many stand in the line; None where there is no line, or it was not counted."""
 
@@ -344,7 +344,7 @@ class Waiting:
     mode: Mode = LOCK
     """How it wants to hold the name."""
     waiting_for: float | None = None
-    """Seconds since it joined the line; None where the store does not tell."""
+    """Seconds since it joined the line; None where the store does not know."""
     metadata: str | None = None
 
 

@@ -6,7 +6,7 @@ parent. What a child must not use notes `here` when it is made, and compares it 
 
 `os.fork` runs the hooks of Python in the child. A fork in C does not (uWSGI loads the application and then calls
 ``fork``), so the kernel marks the child: it empties a page of memory there (``MADV_WIPEONFORK``), which is read at a
-fraction of the cost of asking for the process id. Systems that have no such page are asked for the id.
+fraction of the cost of asking for the process id. Systems without such a page are asked for the id.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def here() -> int:
     """
     Return the number of this process: no ancestor has the same.
 
-    Call it as ``forks.here()``: the first call in a child runs what `in_child` was given.
+    Call it as ``forks.here()``: the first call in a child runs the functions that `in_child` has taken.
     """
     return _mark[0] or _notice()
 

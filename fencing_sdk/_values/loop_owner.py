@@ -122,7 +122,7 @@ def loop_of(backend: object) -> OneLoop:
 
 
 class ForkDetector:
-    """Tells a forked child, once, that what it has inherited belongs to its parent."""
+    """Shows a forked child, once, that what it has inherited belongs to its parent."""
 
     __slots__ = ("_generation",)
 

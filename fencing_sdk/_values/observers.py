@@ -21,7 +21,7 @@ logger = logging.getLogger("fencing_sdk")
 
 
 def keep_off_console() -> None:
-    """For programs of this package, which tell losses in their own words: log only where logging is configured."""
+    """For programs of this package, which report losses in their own words: log only where logging is configured."""
     logger.addHandler(logging.NullHandler())
 
 
@@ -49,7 +49,7 @@ Observer = Callable[[Event], None]
 
 class Meter(ABC):
     """
-    An observer that only counts and measures. What comes with every lease is told to it by these methods.
+    An observer that only counts and measures. The client calls these methods for what comes with every lease.
 
     To make an event, and the digest of the owner id in it, costs more than to count it. Every other event comes by a
     call, as to any observer; to a meter inside another observer all of them do.
@@ -95,11 +95,11 @@ class Observers:
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
-        """Tell every observer; one that raises is logged and passed over."""
+        """Call every observer; log and pass over one that raises."""
         self._emit(event, self._observers)
 
     def emit_to_others(self, event: Event) -> None:
-        """Tell the observers that are no `Meter`; `measure` tells the meters the same."""
+        """Call the observers that are no `Meter`; `measure` calls the meters."""
         self._emit(event, self.others)
 
     def measure(self, what: str, name: str, *seconds: float) -> None:

@@ -1,7 +1,7 @@
 """
 What is reported of clients, stores and holders: to health endpoints, by a diagnosis, and to other clients.
 
-A client stores facts about its holder with each grant unless it is told other `metadata`: host, process id, and the
+A client stores facts about its holder with each grant unless it has other `metadata`: host, process id, and the
 name of the program without its folder and its arguments, which may hold passwords. They are ASCII, so every database
 keeps them.
 
@@ -29,7 +29,7 @@ from fencing_sdk._values.clock import wall_seconds
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a client stands at one moment, as `LockClient.status` tells it. Nothing was asked of the store for it."""
+    """The state of a client at one moment, from `LockClient.status`, which does not ask the store."""
 
     open: bool
     """
@@ -168,7 +168,7 @@ class HolderFacts(NamedTuple):
     """What the metadata of a holder say. Others wrote them: all but *text* is made harmless."""
 
     kept_until: str | None
-    """When the lock will be free, as the holder wrote it, if the lock is kept and nothing runs under it any more."""
+    """When the lock will be free, as the holder wrote it, if the lock is kept after its run has ended."""
     state: str
     """The same as a sentence, or that the lock will be kept when its run has ended; else empty."""
     who: str | None

@@ -193,7 +193,7 @@ class SharedCall(Generic[T]):
     A call that is under way, and the number of callers that wait for it.
 
     The call runs in its own task, in an empty context. It goes on when one caller is cancelled. When the last
-    caller is cancelled, the call is cancelled too: most often its member hangs, and another one is asked next.
+    caller is cancelled, the call is cancelled too: most often its member hangs, and the caller asks another one next.
     """
 
     def __init__(self, call: Callable[[], Coroutine[Any, Any, T]], started: float) -> None:
@@ -231,14 +231,14 @@ class SharedCall(Generic[T]):
 
 class SharedBatches(Generic[Q, T]):
     """
-    Questions that are asked in the same turn of the event loop, as one call. Equal ones are asked once.
+    Questions of one turn of the event loop, as one call. Equal ones go out once.
 
     Args:
         ask: Answers a batch of different questions, in order.
 
         limit: The most questions of one batch.
 
-        one_by_one: Send a batch when the one before it is answered, so that it takes all that was asked meanwhile.
+        one_by_one: Send a batch when the one before it is answered, so that it takes all questions that came meanwhile.
     """
 
     def __init__(

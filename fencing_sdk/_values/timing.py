@@ -114,7 +114,7 @@ class Timing:
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The numbers that the user has set: the others follow the ttl that the store grants."""
     valid_for: float = field(init=False, repr=False, compare=False)
-    """Seconds that a grant may be used, counted from before it was asked for."""
+    """Seconds that a grant may be used, counted from before its request."""
     call_limit: float = field(init=False, repr=False, compare=False)
     """Seconds one acquire or release may take: half of what an acquire could still be worth."""
 
@@ -164,7 +164,7 @@ class Timing:
 
     def granted(self, ttl: float | None) -> Timing:
         """
-        The timing of a lease for which the store granted *ttl*, where that is less than was asked for.
+        Return the timing of a lease for which the store granted *ttl*, where that is less than the claim's.
 
         The buffer and the interval become parts of *ttl*, unless the user has set them.
 
@@ -193,7 +193,7 @@ class Timing:
         return third if third * RENEWALS_BEFORE_DEADLINE <= usable else math.nextafter(third, 0.0)
 
     def validity(self, ttl: float) -> float:
-        """Seconds that a grant of *ttl* may be used, counted from before it was asked for."""
+        """Return the seconds that a grant of *ttl* may be used, counted from before its request."""
         return ttl * (1 - self.drift) - self.safety_buffer
 
     def deadline(self, sent_at: float) -> float:

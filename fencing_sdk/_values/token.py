@@ -31,10 +31,10 @@ TOKEN_LIMIT = 2**53
 
 class Token(int):
     """
-    A fencing token: an int that only grows, and that remembers which holder it was given to.
+    A fencing token: an int that only grows, and that remembers its holder.
 
-    ``holder`` is a short public digest of the owner id, or None where it did not travel along. It
-    lets a guard tell one holder that writes twice from two holders that were given one number.
+    ``holder`` is a short public digest of the owner id, or None where it did not travel along. With it a guard
+    distinguishes one holder that writes twice from two holders with one number.
     """
 
     holder: str | None

@@ -5,12 +5,12 @@ Reads the URLs of stores, without I/O.
 
 All backends and guards, and the command line, read their URLs here. `urllib.parse.urlsplit` knows one host only, and
 the security releases of Python refuse a list of hosts that contains an IPv6 address. The drivers read URLs with it, so
-they are given the parts instead. A password that was not percent-encoded may end up in any part of a URL: an error
-names the part and never repeats it.
+they get the parts instead. A password that was not percent-encoded may end up in any part of a URL: an error names the
+part and never repeats it.
 
-A ``postgresql://`` URL is read as libpq has it, also with hosts, user and database in its query. asyncpg is given the
-parts, and reads only the options of the query itself. It takes what is missing from the environment variables of
-libpq. A backend and a guard compare identities to learn whether they use the same database.
+A ``postgresql://`` URL is read as libpq has it, also with hosts, user and database in its query. asyncpg gets the
+parts, and reads only the options of the query itself. It takes what is missing from the environment variables of libpq.
+A backend and a guard compare identities to learn whether they use the same database.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def split_url(url: str) -> StoreUrl:
     Split *url*.
 
     Raises:
-        ConfigurationError: a part cannot be told from the next one, or is not UTF-8 when it is decoded.
+        ConfigurationError: two parts run into each other, or one is not UTF-8 when it is decoded.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:

@@ -98,9 +98,9 @@ class Backend(Protocol):
         """
         Restart the ttl of every claim that still holds; one outcome each, in order.
 
-        Never creates a grant and never revives an expired one. Claims that could not be asked
-        about (their shard is down) are `Renewal.UNKNOWN`; the others keep their answers. A call
-        that is cancelled at its limit while some shards have answered may return what it has.
+        Never creates a grant and never revives an expired one. Claims whose shard is down are `Renewal.UNKNOWN`; the
+        others keep their answers. A call that is cancelled at its limit while some shards have answered may return what
+        it has.
 
         Raises:
             BackendUnavailableError: no claim has an answer.
@@ -109,14 +109,14 @@ class Backend(Protocol):
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """
-        Give the lock back if ``claim.owner`` holds it; return None if this call has done so, or the store cannot tell.
+        Give the lock back if ``claim.owner`` holds it; return None if it did, or if the store does not know.
 
         Idempotent. Otherwise return what a renewal would: a holder whose first release finds no grant has lost it.
         """
         ...
 
     async def inspect(self, name: str) -> Holder | None:
-        """Tell who holds *name*, or None when it is free."""
+        """Return the holder of *name*, or None when it is free."""
         ...
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class SupportsSchema(Backend, Protocol):
 
 @runtime_checkable
 class SupportsFounding(Backend, Protocol):
-    """A backend on several independent servers that has to be told once that they belong together."""
+    """A backend on several independent servers, which a person has to join into one store once."""
 
     async def found(self) -> str:
         """
@@ -174,7 +174,7 @@ class SupportsFounding(Backend, Protocol):
 
 @runtime_checkable
 class SupportsDiagnosis(Protocol):
-    """A backend that can tell how its store is set up, and what of that breaks a promise."""
+    """A backend that can report how its store is set up, and what of that breaks a promise."""
 
     async def diagnose(self, ttl: float) -> Sequence[Finding]:
         """
@@ -186,13 +186,13 @@ class SupportsDiagnosis(Protocol):
             ttl: Seconds of the locks in use.
 
         Raises:
-            BackendError: the store told nothing.
+            BackendError: the store reported nothing.
         """
         ...
 
     async def server_time(self) -> float | None:
         """
-        Seconds since 1970 by the clock of the store; None where it is that of this machine, or the store does not tell.
+        Return seconds since 1970 by the clock of the store; None where that is this machine's, or the store hides it.
 
         Raises:
             BackendError: the store did not answer.
@@ -259,7 +259,7 @@ class SupportsShares(Protocol):
       may also be woken together, and be granted as long as only readers are before them.
     * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
       of the readers who hold the name now; else a new one, or that of the last readers if only readers came since.
-    * To renew, to release and to inspect work as for a lock; `Backend.inspect` tells one of several holders.
+    * To renew, to release and to inspect work as for a lock; `Backend.inspect` returns one of several holders.
 
     Permits, readers, writers and plain locks of one name wait for each other. Its tokens grow across
     all of them, in the order of the grants.
@@ -267,7 +267,7 @@ class SupportsShares(Protocol):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """
-        Tell who holds *name*, in the order of their permits, or of their tokens.
+        Return the holders of *name*, in the order of their permits, or of their tokens.
 
         Raises:
             BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
@@ -292,7 +292,7 @@ class PlaceInLine(Protocol):
 
     hands_over: bool = False
     """
-    True if the store may grant the lock to this waiter without being asked again.
+    True if the store may grant the lock to this waiter without another try.
 
     If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and gives back a grant
     that was on its way to it.
@@ -355,13 +355,13 @@ class LossNotice(Protocol):
     """Called in the event loop by a backend that learns that a grant is gone."""
 
     def __call__(self, claim: Claim, reason: LossReason, detail: str = "", /) -> object:
-        """Tell that the grant of *claim* is over; *detail* is what the operator wrote, where one took it away."""
+        """Report that the grant of *claim* has ended; *detail* is the reason of an operator who took it away."""
         ...
 
 
 @runtime_checkable
 class SupportsLossNotice(Protocol):
-    """A backend that tells at once when a grant is taken away behind its holder's back."""
+    """A backend that reports at once when a grant is taken away behind its holder's back."""
 
     def on_loss(self, notice: LossNotice) -> Callable[[], object]:
         """Call *notice* for every grant that ends without its holder, until the returned call is made."""
@@ -370,14 +370,14 @@ class SupportsLossNotice(Protocol):
 
 @runtime_checkable
 class SupportsListing(Protocol):
-    """A backend that tells what is held, page by page, and who waits."""
+    """A backend that lists holders, page by page, and waiters."""
 
     async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """
         Return about *limit* of the holders of names that begin with *prefix*, from *cursor* on, in any order.
 
-        A name that is held from the first page to the last is told at least once. A page may be empty before the
-        end. It takes memory for one page, and holds up no other call. Readers and permits are told one by one.
+        A name that is held from the first page to the last appears at least once. A page may be empty before the
+        end. It takes memory for one page, and holds up no other call. Readers and permits appear one by one.
 
         Raises:
             BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
@@ -386,7 +386,7 @@ class SupportsListing(Protocol):
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """
-        Tell who waits for *name*, in the order of the line.
+        Return the waiters for *name*, in the order of the line.
 
         Raises:
             BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
@@ -403,12 +403,12 @@ class SupportsRevoking(Protocol):
         End every grant of *name* that has this *token*: a lock, a writer, a permit, or all readers who share it.
 
         The store compares and ends in one step, so that a later grant is never ended. The next token is higher, as
-        after a release, and the next waiter is woken or granted. A `SupportsLossNotice` tells the holder at once, with
-        the *reason*; any other store answers its next renewal with `Revoked`, or with a refusal once the
-        reason is forgotten: after one ttl at the earliest.
+        after a release, and the next waiter is woken or granted. A `SupportsLossNotice` notifies the holder at once,
+        with the *reason*; any other store answers its next renewal with `Revoked`, or with a refusal once the reason is
+        forgotten: after one ttl at the earliest.
 
         Returns:
-            Whether a grant was ended. False: none has this token.
+            True if this call ended the grant. False if no grant has this token.
 
         Raises:
             BackendUnavailableError: the store did not answer; the grant may have been ended.

@@ -41,7 +41,7 @@ class TransactionalGuard(Guard, Protocol):
 
     @property
     def database(self) -> str | None:
-        """Which database, without a password; None when the guard cannot tell."""
+        """The database, without a password; None when the guard does not know it."""
         ...
 
     async def raise_in(self, transaction: Any, resource: str, token: int, *, wait: float) -> None:
@@ -62,7 +62,7 @@ class SupportsFence(Protocol):
     """A backend whose store may also keep the fences of a guard, and then raises them with the grant."""
 
     def keeps(self, guard: Guard) -> bool:
-        """Tell whether `acquire_fenced` takes this *guard*. No I/O."""
+        """Return whether `acquire_fenced` takes this *guard*. No I/O."""
         ...
 
     async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
