@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-BLOCK = re.compile(r"^```(?:python skip|ini)\n# (?P<file>[\w/]+\.\w+)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?:python skip|ini)\n# (?P<file>[\w/]+\.\w+)(?P<end>, at the end)?\n(?P<code>.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def write_from_page(page: str, folder: Path, *files: str) -> None:
     """Write the blocks of *page* that begin with the name of a file: those of *files*, or all of them."""
-    blocks = {match["file"]: match["code"] for match in BLOCK.finditer((DOCS / page).read_text())}
-    for file in files or blocks:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(blocks[file])
+    for match in BLOCK.finditer((DOCS / page).read_text()):
+        file = folder / match["file"]
+        if not files or match["file"] in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text((file.read_text() if match["end"] else "") + match["code"])
 
 
 def run_pytest(folder: Path, *options: str) -> tuple[int, str]:

@@ -40,55 +40,10 @@ def write_project(folder: Path, **files: str) -> None:
         (folder / f"{name}.py").write_text(text)
 
 
-DJANGO_PROJECT = {
-    "conftest.py": IN_PROJECT,
-    "settings.py": """
-from fencing_sdk.integrations.django import guard_middleware
-
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["booking"]
-MIDDLEWARE = ["settings.answers_errors"]
-ROOT_URLCONF = "urls"
-SECRET_KEY = "a test"
-USE_TZ = True
-answers_errors = guard_middleware(required=False)
-""",
-    "urls.py": """
-from booking import seats
-from django.urls import path
-
-urlpatterns = [path("seats/<int:number>", seats.book)]
-""",
-    "booking/__init__.py": "",
-    "booking/models.py": """
-from django.db import models
-
-from fencing_sdk.integrations.django import FenceField
-
-class Seat(models.Model):
-    passenger = models.TextField(default="")
-    fence = FenceField()
-""",
-    "booking/payments.py": "def charge(passenger): ...",
-}
-"""What a project with the view and the task of the page has besides."""
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """The project of the page for coroutines."""
     write_from_page("testing.md", tmp_path, "shop.py", "test_shop.py")
-    return tmp_path
-
-
-@pytest.fixture
-def booking(tmp_path: Path) -> Path:
-    """The project of the page for Django."""
-    (tmp_path / "booking").mkdir()
-    for name, text in DJANGO_PROJECT.items():
-        (tmp_path / name).write_text(text)
-    write_from_page("testing.md", tmp_path, "booking/seats.py", "test_booking.py")
     return tmp_path
 
 
@@ -118,26 +73,6 @@ def test_the_mended_service_passes(shop: Path):
     code, output = run_pytest(shop, ALONE)
     assert code == pytest.ExitCode.OK, output
     assert "1 passed" in output
-
-
-WITH_DJANGO = (ALONE, "-p", "pytest_django.plugin", "--ds=settings")
-
-
-def test_the_django_project_of_the_page_passes_under_pytest_django(booking: Path):
-    code, output = run_pytest(booking, *WITH_DJANGO)
-    assert code == pytest.ExitCode.OK, output
-    assert "5 passed" in output
-
-
-def test_a_careless_view_is_caught_under_pytest_django(booking: Path):
-    seats = booking / "booking" / "seats.py"
-    careful = "write_fenced(Seat.objects.filter(pk=number), lease.token, passenger=passenger)"
-    assert careful in seats.read_text()
-    seats.write_text(seats.read_text().replace(careful, "Seat.objects.filter(pk=number).update(passenger=passenger)"))
-    code, output = run_pytest(booking, *WITH_DJANGO)
-    assert code == pytest.ExitCode.TESTS_FAILED, output
-    assert "2 failed, 3 passed" in output
-    assert "assert (503, 'Ada') == (503, 'Bob')" in output
 
 
 def test_an_error_that_nobody_waited_for_fails_a_test_and_is_no_second_verdict_on_a_failed_one(tmp_path: Path):
