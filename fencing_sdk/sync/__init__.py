@@ -99,7 +99,7 @@ def current_lease(name: str | None = None) -> AnyLease:
     Return the innermost lease of this thread that is held alone, or the innermost one of any kind on *name*.
 
     Without *name*, permits of semaphores and leases of readers are passed over. May return a lease that has ended;
-    reading its `token` then raises. A thread that another one has started does not see the leases of that one: pass
+    reading its ``token`` then raises. A thread that another one has started does not see the leases of that one: pass
     them on.
 
     Raises:
