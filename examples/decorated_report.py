@@ -12,7 +12,8 @@ from datetime import timedelta
 
 from tenacity import wait_exponential, wait_random
 
-from fencing_sdk import AcquireTimeoutError, Event, connect, current_token
+from fencing_sdk import AcquireTimeoutError, connect, current_token
+from fencing_sdk.events import Event
 
 story: list[str] = []
 

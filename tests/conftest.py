@@ -27,11 +27,12 @@ from blockbuster import blockbuster_ctx
 from rewritten_once import rewrite_assertions
 
 import fencing_sdk
-from fencing_sdk import Event, LeaseLostError, Lock, LockClient, LossReason
+from fencing_sdk import LeaseLostError, Lock, LockClient, LossReason
 from fencing_sdk._lease import held_here
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared import losses
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event
 from fencing_sdk.testing import FaultyBackend
 
 PACKAGE = Path(fencing_sdk.__file__).parent

@@ -147,9 +147,10 @@ def test_importing_costs_a_bounded_number_of_modules():
     assert len(facts()["modules"]) < 200
 
 
-def test_a_name_of_the_door_loads_its_own_room_alone():
+def test_a_recipe_is_loaded_alone():
     code = (
-        "import sys; from fencing_sdk import Semaphore, connect\n"
+        "import sys; from fencing_sdk import connect\n"
+        "from fencing_sdk.recipes import Semaphore\n"
         "connect('memory://').rwlock('a')\n"
         "print(sorted(name for name in sys.modules if name.startswith('fencing_sdk.recipes.')))"
     )
@@ -157,12 +158,12 @@ def test_a_name_of_the_door_loads_its_own_room_alone():
     assert done.stdout.strip() == "['fencing_sdk.recipes.shares']"
 
 
-def test_the_door_lists_what_it_has_not_loaded_yet():
+def test_the_room_of_recipes_lists_what_it_has_not_loaded_yet():
     code = (
-        "import fencing_sdk; assert {*fencing_sdk.__all__} <= {*dir(fencing_sdk)}\n"
-        "assert 'Election' not in vars(fencing_sdk)\n"
-        "from fencing_sdk import *\n"
-        "assert Election is fencing_sdk.Election is vars(fencing_sdk)['Election']"
+        "from fencing_sdk import recipes; assert {*recipes.__all__} <= {*dir(recipes)}\n"
+        "assert 'Election' not in vars(recipes)\n"
+        "from fencing_sdk.recipes import *\n"
+        "assert Election is recipes.Election is vars(recipes)['Election']"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

@@ -5,3 +5,57 @@ What is made of locks: a module for each recipe.
 protection of its own. Its leases are those of a lock: a deadline, a token, one heartbeat. A recipe is
 handed what makes a lock and never the client, so that it can be read and tested alone.
 """
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from fencing_sdk._lease import PermitLease
+    from fencing_sdk.recipes.election import Election, ElectionStanding
+    from fencing_sdk.recipes.election_term import ElectionTerm
+    from fencing_sdk.recipes.jobs import Ran, Skipped
+    from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
+    from fencing_sdk.recipes.precondition import holding
+    from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
+
+__all__ = [
+    "Election",
+    "ElectionStanding",
+    "ElectionTerm",
+    "HeldLocks",
+    "MultiLock",
+    "PermitLease",
+    "Ran",
+    "ReadWriteLock",
+    "Semaphore",
+    "Skipped",
+    "holding",
+]
+
+_HOMES = {
+    "Election": "recipes.election",
+    "ElectionStanding": "recipes.election",
+    "ElectionTerm": "recipes.election_term",
+    "HeldLocks": "recipes.multilock",
+    "MultiLock": "recipes.multilock",
+    "PermitLease": "_lease",
+    "Ran": "recipes.jobs",
+    "ReadWriteLock": "recipes.shares",
+    "Semaphore": "recipes.shares",
+    "Skipped": "recipes.jobs",
+    "holding": "recipes.precondition",
+}
+"""The module of each name, which is imported when the name is first read: a program loads the recipes that it uses."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    found: object = getattr(importlib.import_module(f"fencing_sdk.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,7 +22,7 @@ from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
 from fencing_sdk.abc import Backend
-from fencing_sdk.recipes.holding import holding
+from fencing_sdk.recipes.precondition import holding
 from fencing_sdk.sync._client import LockClient
 from fencing_sdk.sync._lease import Lease, PermitLease
 from fencing_sdk.sync._lock import (

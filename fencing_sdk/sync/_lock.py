@@ -127,7 +127,7 @@ class Semaphore(Lock):
     """
     A number of permits for threads, described. Made by `LockClient.semaphore`.
 
-    As a `fencing_sdk.Semaphore` for tasks.
+    As a `fencing_sdk.recipes.Semaphore` for tasks.
     """
 
     __slots__ = ()
@@ -146,7 +146,7 @@ class Semaphore(Lock):
         return super().try_acquire()  # type: ignore[return-value]
 
     def holders(self) -> Sequence[Holder]:
-        """See `fencing_sdk.Semaphore.holders`."""
+        """See `fencing_sdk.recipes.Semaphore.holders`."""
         return self._bridge().call(cast("TaskSemaphore", self._lock).holders)
 
     def __enter__(self) -> PermitLease:
@@ -157,7 +157,7 @@ class ReadWriteLock(Uncopied):
     """
     Two locks on one name for threads: `reader`, which many may hold together, and `writer`.
 
-    As a `fencing_sdk.ReadWriteLock` for tasks. Made by `LockClient.rwlock`.
+    As a `fencing_sdk.recipes.ReadWriteLock` for tasks. Made by `LockClient.rwlock`.
     """
 
     __slots__ = ("_bridge", "_lock", "_reader", "_writer")
@@ -199,7 +199,7 @@ class ReadWriteLock(Uncopied):
         """Never called."""
 
     def holders(self) -> Sequence[Holder]:
-        """See `fencing_sdk.ReadWriteLock.holders`."""
+        """See `fencing_sdk.recipes.ReadWriteLock.holders`."""
         return self._bridge().call(self._lock.holders)
 
 
@@ -328,7 +328,7 @@ class Election(Uncopied):
     An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `LockClient.election`.
 
     The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is no
-    outage, as a `fencing_sdk.Election` for tasks.
+    outage, as a `fencing_sdk.recipes.Election` for tasks.
     """
 
     __slots__ = ("_bridge", "_cancel", "_election")
@@ -357,7 +357,7 @@ class Election(Uncopied):
         return f"<sync.Election {shown(self.name)} {self.standing.value}>"
 
     def leader(self) -> Holder | None:
-        """See `fencing_sdk.Election.leader`."""
+        """See `fencing_sdk.recipes.Election.leader`."""
         return self._bridge().call(self._election.leader)
 
     def resign(self) -> None:

@@ -17,12 +17,13 @@ from command_line import PATIENCE, Fencing, alive, state, until
 from prometheus_client.parser import text_string_to_metric_families
 from required_program import require_program
 
-from fencing_sdk import Acquired, Event, connect
+from fencing_sdk import connect
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._child import Child
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
 from fencing_sdk.cli._options import StoreOptions
 from fencing_sdk.cli.run import Job, Supervision
+from fencing_sdk.events import Acquired, Event
 
 # `fencing run --metrics-file`: what Prometheus reads of each end of a run, and what outlives it.
 

@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, Text, update
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from fencing_sdk import ConfigurationError, StaleRejected, StaleTokenError, Token, UsageError
+from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk.events import StaleRejected
 from fencing_sdk.guards.sql import FenceColumn
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]

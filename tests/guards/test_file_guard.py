@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk import (
-    ConfigurationError,
-    StaleTokenError,
-    Token,
-    UnsupportedError,
-)
+from fencing_sdk import ConfigurationError, StaleTokenError, Token
+from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards import files
 from fencing_sdk.guards.files import FileGuard, ResourceFolder
 from fencing_sdk.testing.suites import GuardSuite

@@ -13,13 +13,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from fencing_sdk import (
-    ConfigurationError,
-    StaleTokenError,
-    Token,
-    UnsupportedError,
-    UsageError,
-)
+from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.suites import GuardSuite
 

@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 from postgresql_ways import WAYS, opened, sqlstate
 
-from fencing_sdk import ConfigurationError, StaleTokenError, Token, UnsupportedError, UsageError
+from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]

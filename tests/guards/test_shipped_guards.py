@@ -15,16 +15,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from fencing_sdk import (
-    ConfigurationError,
-    LeaseLostError,
-    LockClient,
-    StaleTokenError,
-    Token,
-    UnsupportedError,
-    guards,
-)
+from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, Token, guards
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards._verdict import admitted
 from fencing_sdk.guards.etcd import EtcdGuard, put
 from fencing_sdk.guards.files import FileGuard

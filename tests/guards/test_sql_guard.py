@@ -16,14 +16,8 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from fencing_sdk import (
-    BackendRefusedError,
-    ConfigurationError,
-    StaleTokenError,
-    Token,
-    UnsupportedError,
-    UsageError,
-)
+from fencing_sdk import BackendRefusedError, ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.suites import GuardSuite
 

@@ -17,10 +17,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from required_program import require_program
 
-from fencing_sdk import Ran, Skipped, connect
+from fencing_sdk import connect
 from fencing_sdk.integrations import _measures
 from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
+from fencing_sdk.recipes import Ran, Skipped
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "alerts.yml"

@@ -17,10 +17,11 @@ from django.db import connections, models, transaction
 from django.test import TestCase
 from postgresql_server import PostgresqlServer
 
-from fencing_sdk import Skipped, StaleTokenError, Token, UsageError
+from fencing_sdk import StaleTokenError, Token, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.django import FenceField, own_connection, write_fenced
+from fencing_sdk.recipes import Skipped
 from fencing_sdk.sync import LockClient, connect, current_token
 
 pytest_plugins = ["postgresql_fixtures"]

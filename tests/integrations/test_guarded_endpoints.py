@@ -34,12 +34,12 @@ from fencing_sdk import (
     LockClient,
     LockHeldError,
     LossReason,
-    StaleRejected,
     StaleTokenError,
     Token,
 )
 from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations import _problem

@@ -11,7 +11,9 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from taskiq import InMemoryBroker
 
-from fencing_sdk import JobEnded, LeaseLostError, Ran, Skipped, connect
+from fencing_sdk import LeaseLostError, connect
+from fencing_sdk.events import JobEnded
+from fencing_sdk.recipes import Ran, Skipped
 
 pytest_plugins = ["redis_fixtures"]
 

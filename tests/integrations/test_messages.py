@@ -2,8 +2,9 @@
 
 import pytest
 
-from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, NoLeaseError
+from fencing_sdk import ConfigurationError, LeaseLostError, LockClient
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.integrations.messages import current_metadata, token_of
 
 

@@ -17,8 +17,9 @@ from aiohttp import ClientSession, web
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from web_servers import aiohttp_server, page_answers
 
-from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, NoLeaseError, StaleTokenError
+from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations._outgoing import Origin
 from fencing_sdk.integrations.aiohttp import fencing_middleware, guard_middleware, raise_for_stale

@@ -22,15 +22,8 @@ from prometheus_client import CollectorRegistry
 
 from fencing_sdk import (
     ConfigurationError,
-    Event,
-    JobOutcome,
     LockClient,
     LossReason,
-    Lost,
-    NotAcquiredReason,
-    RenewalFailed,
-    RenewalLate,
-    Renewed,
     StaleTokenError,
     connect,
     current_lease,
@@ -38,6 +31,7 @@ from fencing_sdk import (
     sync,
 )
 from fencing_sdk._values.claim import LockName
+from fencing_sdk.events import Event, JobOutcome, Lost, NotAcquiredReason, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import _measures
 from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series

@@ -11,21 +11,16 @@ from failing_store import LedgerBackend
 from patience import until
 
 from fencing_sdk import (
-    Acquired,
     AcquireTimeoutError,
     BackendUnavailableError,
     LeaseLostError,
     LockClient,
     LossReason,
-    Lost,
-    NotAcquired,
-    Released,
-    RenewalFailed,
-    Renewed,
     current_lease,
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
+from fencing_sdk.events import Acquired, Lost, NotAcquired, Released, RenewalFailed, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 

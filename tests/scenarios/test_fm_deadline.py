@@ -23,10 +23,6 @@ from fencing_sdk import (
     LeaseLostError,
     LockClient,
     LossReason,
-    Lost,
-    RenewalFailed,
-    RenewalLate,
-    Renewed,
     StaleTokenError,
     UsageError,
 )
@@ -35,6 +31,7 @@ from fencing_sdk._engine.lease_group import Schedule
 from fencing_sdk._lease import state_of
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.abc import Renewal
+from fencing_sdk.events import Lost, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 

@@ -10,23 +10,11 @@ from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend, Tracks
 from patience import until
 
-from fencing_sdk import (
-    Event,
-    JobEnded,
-    JobOutcome,
-    LeaseLostError,
-    LockClient,
-    LossReason,
-    Lost,
-    Released,
-    RenewalFailed,
-    Renewed,
-    current_lease,
-    sync,
-)
+from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, sync
 from fencing_sdk._lease import AnyLease
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event, JobEnded, JobOutcome, Lost, Released, RenewalFailed, Renewed
 from fencing_sdk.testing import FaultyBackend
 
 KEPT = {"ttl": 10.0, "heartbeat_interval": 0.4}

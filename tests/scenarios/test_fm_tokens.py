@@ -11,16 +11,15 @@ from patience import until
 
 from fencing_sdk import (
     BackendUnavailableError,
-    FenceRaised,
     LeaseLostError,
     LockClient,
-    StaleRejected,
     StaleTokenError,
     Token,
     current_token,
 )
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Grant
+from fencing_sdk.events import FenceRaised, StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 

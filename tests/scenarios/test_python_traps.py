@@ -21,13 +21,13 @@ from fencing_sdk import (
     LockClient,
     LockHeldError,
     LossReason,
-    NoLeaseError,
     UsageError,
     current_lease,
     current_token,
 )
 from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.testing import FaultyBackend
 
 EVERY_LOOP = [pytest.mark.every_loop, pytest.mark.usefixtures("no_blocking_calls")]

@@ -35,11 +35,9 @@ from fencing_sdk import (
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
-    Event,
     LeaseLostError,
     LockClient,
     LockHeldError,
-    NoLeaseError,
     StaleTokenError,
     Token,
     UsageError,
@@ -55,6 +53,8 @@ from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.waiters import new_ticket
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
+from fencing_sdk.events import Event
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
@@ -337,8 +337,9 @@ async def test_no_owner_and_no_password_is_readable_anywhere_in_a_full_life(vaul
     assert "vault.example" not in said
     # The digests and the reader are the proof that anything was read at all.
     assert any(claim.holder in said for claim in backend.claims.values())
-    public = [thing for thing in vars(fencing_sdk).values() if isinstance(thing, type)]
-    assert {type(event) for event in reader.events} == {kind for kind in public if issubclass(kind, Event)} - {Event}
+    public = [getattr(fencing_sdk.events, name) for name in fencing_sdk.events.__all__]
+    kinds = {thing for thing in public if isinstance(thing, type) and issubclass(thing, Event)}
+    assert {type(event) for event in reader.events} == kinds - {Event}
     assert {type(error) for error in reader.errors} >= {
         *(LockHeldError, AcquireTimeoutError, LeaseLostError, StaleTokenError, UsageError, NoLeaseError),
         *(BackendUnavailableError, BackendRefusedError),

@@ -449,7 +449,7 @@ early = fencing_sdk.sync.connect("memory://")
 def refused(call):
     try:
         call()
-    except fencing_sdk.UnsupportedError as error:
+    except fencing_sdk.errors.UnsupportedError as error:
         print(error)
 
 refused(lambda: fencing_sdk.sync.connect("memory://"))

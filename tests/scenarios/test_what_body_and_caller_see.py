@@ -15,16 +15,10 @@ import time
 import anyio
 import pytest
 
-from fencing_sdk import (
-    LeaseLostError,
-    LossReason,
-    NoLeaseError,
-    UsageError,
-    current_lease,
-    current_token,
-)
+from fencing_sdk import LeaseLostError, LossReason, UsageError, current_lease, current_token
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
+from fencing_sdk.errors import NoLeaseError
 
 pytestmark = [pytest.mark.every_loop, pytest.mark.usefixtures("no_blocking_calls")]
 

@@ -15,7 +15,8 @@ from store_bench import StoreBench, WaitersBench
 from worker_processes import LIMIT as PATIENCE
 from worker_processes import WORKERS, WorkerProcess, worker_processes
 
-from fencing_sdk import Election, ElectionStanding, LockClient, connect
+from fencing_sdk import LockClient, connect
+from fencing_sdk.recipes import Election, ElectionStanding
 
 TTL = 4.0
 LONG_TTL = 600.0

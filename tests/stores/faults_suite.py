@@ -17,17 +17,9 @@ from patience import until
 from stays import LEAVING, LONG, PATIENCE, Stay, opened, staying
 from store_bench import AnsweringBench, StoreBench, nothing_left
 
-from fencing_sdk import (
-    AcquireTimeoutError,
-    BackendUnavailableError,
-    LeaseLostError,
-    LossReason,
-    Lost,
-    NotAcquired,
-    RenewalFailed,
-    Renewed,
-)
+from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError, LossReason
 from fencing_sdk._lease import state_of
+from fencing_sdk.events import Lost, NotAcquired, RenewalFailed, Renewed
 
 SHORT = {"ttl": 5.0, "safety_buffer": 2.5, "heartbeat_interval": 0.4}
 """For a lease that is to be lost to a fault, and not before: a machine may stand still for most of its 2.45 s."""

@@ -35,12 +35,12 @@ from fencing_sdk import (
     LeaseLostError,
     LockHeldError,
     LossReason,
-    NoLeaseError,
-    Ran,
 )
 from fencing_sdk._values.reports import HolderFacts, read_facts
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
+from fencing_sdk.errors import NoLeaseError
+from fencing_sdk.recipes import Ran
 from fencing_sdk.sync import LockClient, connect, current_lease, current_token
 
 WORKER = Path(__file__).parents[1] / "support" / "workers" / "sync_worker.py"

@@ -17,11 +17,12 @@ from event_log import CLOCK, Log
 from patience import until
 from stays import PATIENCE, Stay
 
-from fencing_sdk import LockClient, Renewed
+from fencing_sdk import LockClient
 from fencing_sdk._etcd.gateway import Gateway
 from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.events import Renewed
 
 WORKER = Path(__file__).parents[1] / "stores" / "etcd" / "etcd_waiters.py"
 

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from patience import until
 
-from fencing_sdk import Event, LossReason
+from fencing_sdk import LossReason
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk.events import Event
 
 E = TypeVar("E", bound=Event)
 

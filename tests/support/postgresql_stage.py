@@ -14,7 +14,8 @@ from event_log import Log
 from postgresql_server import BENCH_NAME, PostgresqlServer
 from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
-from fencing_sdk import LockHeldError, Lost, RenewalFailed, Renewed
+from fencing_sdk import LockHeldError
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
 HELD = "SELECT name FROM fencing.fencing_lock WHERE owner IS NOT NULL AND expires_at > clock_timestamp()"
 LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM fencing.fencing_lock WHERE name = $1"

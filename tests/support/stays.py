@@ -13,8 +13,9 @@ from event_log import CLOCK, Log
 from patience import until
 
 import fencing_sdk
-from fencing_sdk import BackendUnavailableError, Lease, Lock, LockClient, LossReason, Renewed, connect
+from fencing_sdk import BackendUnavailableError, Lease, Lock, LockClient, LossReason, connect
 from fencing_sdk._values.clock import wall_micros
+from fencing_sdk.events import Renewed
 
 T = TypeVar("T")
 

@@ -12,16 +12,9 @@ import pytest
 from page_project import run_pytest, write_from_page
 from patience import wait_until
 
-from fencing_sdk import (
-    AcquireCancelledError,
-    AcquireTimeoutError,
-    LeaseLostError,
-    LockHeldError,
-    LossReason,
-    Ran,
-    Skipped,
-    UsageError,
-)
+from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockHeldError, LossReason, UsageError
+from fencing_sdk.errors import AcquireCancelledError
+from fencing_sdk.recipes import Ran, Skipped
 from fencing_sdk.sync import connect, current_lease, current_token
 from fencing_sdk.testing import World, _plugin_worlds
 

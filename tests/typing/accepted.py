@@ -8,32 +8,31 @@ from typing import Any, assert_type
 from tenacity import wait_exponential, wait_random
 
 from fencing_sdk import (
-    Election,
-    ElectionStanding,
-    ElectionTerm,
-    Event,
-    HeldLocks,
     Holder,
     Lease,
     LeaseLostError,
     Lock,
     LockClient,
     LossReason,
-    MultiLock,
-    NotAcquired,
-    NotAcquiredReason,
-    Observer,
-    PermitLease,
-    Ran,
-    Skipped,
     Token,
     connect,
     current_lease,
     current_token,
-    holding,
 )
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event, NotAcquired, NotAcquiredReason, Observer
+from fencing_sdk.recipes import (
+    Election,
+    ElectionStanding,
+    ElectionTerm,
+    HeldLocks,
+    MultiLock,
+    PermitLease,
+    Ran,
+    Skipped,
+    holding,
+)
 from fencing_sdk.testing import FaultyBackend
 
 locks = connect("memory://", namespace="shop", tokens="counter")

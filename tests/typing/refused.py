@@ -12,9 +12,11 @@ from psycopg.rows import TupleRow
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from fencing_sdk import Event, LockClient, connect, current_token, holding
+from fencing_sdk import LockClient, connect, current_token
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event
 from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.recipes import holding
 
 locks = connect("memory://")
 

@@ -14,12 +14,9 @@ from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
     AcquireTimeoutError,
-    Acquiring,
     BackendRefusedError,
     BackendUnavailableError,
-    Event,
     LockHeldError,
-    NotAcquired,
     UsageError,
 )
 from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
@@ -31,6 +28,7 @@ from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, PlaceInLine, Tell
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces
+from fencing_sdk.events import Acquiring, Event, NotAcquired
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")

@@ -18,19 +18,16 @@ from fencing_sdk import (
     AcquireError,
     BackendRefusedError,
     BackendUnavailableError,
-    Event,
     Lease,
     LeaseLostError,
     LockClient,
     LossReason,
-    NotAcquired,
-    NotAcquiredReason,
-    Released,
     StaleTokenError,
     UsageError,
 )
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event, NotAcquired, NotAcquiredReason, Released
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 

@@ -21,7 +21,6 @@ from fencing_sdk import (
     BackendRefusedError,
     BackendUnavailableError,
     DrainingError,
-    Event,
     Lease,
     LeaseLostError,
     LockHeldError,
@@ -38,6 +37,7 @@ from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant, Held, Posted
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Event
 from fencing_sdk.testing import FaultyBackend
 
 TTL, VALID, INTERVAL = 10.0, 7.9, 2.0

@@ -14,11 +14,12 @@ import anyio
 import pytest
 from virtual_time import in_virtual_time, now, settle
 
-from fencing_sdk import LeaseLostError, LockClient, LossReason, Lost, UsageError
+from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Lost
 from fencing_sdk.testing import FaultyBackend
 
 # A client that is closed: once and to the end, and not before the bodies under its locks have ended (P1).

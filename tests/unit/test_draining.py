@@ -10,20 +10,10 @@ import pytest
 from posting import posting
 from virtual_time import in_virtual_time, now, settle
 
-from fencing_sdk import (
-    Acquired,
-    ConfigurationError,
-    DrainingError,
-    LeaseLostError,
-    LockClient,
-    LossReason,
-    NotAcquired,
-    NotAcquiredReason,
-    Renewed,
-    UsageError,
-)
+from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Acquired, NotAcquired, NotAcquiredReason, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 

@@ -11,16 +11,11 @@ import pytest
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
-    Acquiring,
     BackendRefusedError,
     ConfigurationError,
-    Election,
-    ElectionStanding,
     LeaseLostError,
     LockClient,
     LossReason,
-    Lost,
-    NotAcquired,
     StaleTokenError,
     UsageError,
 )
@@ -28,7 +23,9 @@ from fencing_sdk._lease import held_here
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Acquiring, Lost, NotAcquired
 from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.recipes import Election, ElectionStanding
 from fencing_sdk.testing import FaultyBackend
 
 TTL = 10.0

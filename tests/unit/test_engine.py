@@ -14,19 +14,11 @@ import tenacity
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
-    Acquired,
     BackendRefusedError,
     BackendUnavailableError,
-    Event,
-    FenceRaised,
     Lease,
     LeaseLostError,
     LossReason,
-    Lost,
-    NotAcquired,
-    NotAcquiredReason,
-    Released,
-    StaleRejected,
     StaleTokenError,
     UsageError,
 )
@@ -40,6 +32,16 @@ from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import (
+    Acquired,
+    Event,
+    FenceRaised,
+    Lost,
+    NotAcquired,
+    NotAcquiredReason,
+    Released,
+    StaleRejected,
+)
 from fencing_sdk.testing import FaultyBackend
 
 TTL, VALID, INTERVAL = 10.0, 7.9, 2.0

@@ -19,16 +19,19 @@ from virtual_time import in_virtual_time, settle
 
 import fencing_sdk
 import fencing_sdk.sync
-from fencing_sdk import (
+from fencing_sdk import LeaseLostError, LockClient, LossReason, Status, Token, UsageError
+from fencing_sdk._values import forks
+from fencing_sdk._values.clock import LoopClock
+from fencing_sdk._values.observers import Observers
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
+from fencing_sdk.events import (
     Acquired,
     Acquiring,
     Event,
     FenceRaised,
     JobEnded,
     JobOutcome,
-    LeaseLostError,
-    LockClient,
-    LossReason,
     Lost,
     NotAcquired,
     NotAcquiredReason,
@@ -37,15 +40,7 @@ from fencing_sdk import (
     RenewalLate,
     Renewed,
     StaleRejected,
-    Status,
-    Token,
-    UsageError,
 )
-from fencing_sdk._values import forks
-from fencing_sdk._values.clock import LoopClock
-from fencing_sdk._values.observers import Observers
-from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 
 # Events are frozen plain values, and what an observer does wrong stays with the observer.
 
@@ -67,7 +62,8 @@ each_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.ki
 
 
 def test_every_event_of_the_package_is_tried_here():
-    shown = {thing for thing in vars(fencing_sdk).values() if isinstance(thing, type) and issubclass(thing, Event)}
+    public = [getattr(fencing_sdk.events, name) for name in fencing_sdk.events.__all__]
+    shown = {thing for thing in public if isinstance(thing, type) and issubclass(thing, Event)}
     assert {type(event) for event in EVENTS} == shown - {Event}
 
 

@@ -10,18 +10,7 @@ from typing import Self
 import pytest
 from virtual_time import block, in_virtual_time, now, settle
 
-from fencing_sdk import (
-    BackendRefusedError,
-    BackendUnavailableError,
-    Event,
-    Lease,
-    LeaseLostError,
-    LossReason,
-    Lost,
-    RenewalFailed,
-    RenewalLate,
-    Renewed,
-)
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, Lease, LeaseLostError, LossReason
 from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.store_calls import StoreCalls
@@ -30,6 +19,7 @@ from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.events import Event, Lost, RenewalFailed, RenewalLate, Renewed
 
 # A lease of ttl 10 may be used for 7.9 s after it was asked for, and is renewed every 2 s.
 TTL, VALID, INTERVAL = 10.0, 7.9, 2.0

@@ -19,11 +19,9 @@ from fencing_sdk import (
     ConfigurationError,
     LeaseLostError,
     LockClient,
-    NoLeaseError,
     UsageError,
     current_lease,
     current_token,
-    holding,
 )
 from fencing_sdk._lease import held_here, pop, push
 from fencing_sdk._values import reports
@@ -31,6 +29,8 @@ from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.reports import facts_about_command, metadata_of, read_facts, say_ended, say_kept
 from fencing_sdk.abc import Holder, Waiting
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
+from fencing_sdk.recipes import holding
 
 # ``@holding``: a function that is called without its lock is refused before its body begins.
 

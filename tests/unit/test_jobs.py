@@ -16,20 +16,17 @@ from fencing_sdk import (
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
-    JobEnded,
-    JobOutcome,
     LeaseLostError,
     LockClient,
     LockHeldError,
     LossReason,
-    Ran,
-    Released,
-    Skipped,
     UsageError,
     current_lease,
 )
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import JobEnded, JobOutcome, Released
+from fencing_sdk.recipes import Ran, Skipped
 from fencing_sdk.testing import FaultyBackend
 
 OVER = pytest.approx

@@ -13,13 +13,13 @@ from fencing_sdk import (
     LeaseLostError,
     LockClient,
     LossReason,
-    NoLeaseError,
     UsageError,
-    holding,
 )
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.recipes import holding
 
 NAMES = ("accounts/1", "accounts/2", "accounts/3")
 

@@ -18,15 +18,12 @@ from virtual_time import in_virtual_time, now, settle
 
 import fencing_sdk.sync
 from fencing_sdk import (
-    AcquireCancelledError,
     AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
     DrainingError,
     LockClient,
-    NotAcquired,
-    NotAcquiredReason,
     Status,
     UsageError,
     connect,
@@ -36,6 +33,8 @@ from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared.waiters import KeptPlaces, Waiter
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import AcquireCancelledError
+from fencing_sdk.events import NotAcquired, NotAcquiredReason
 
 # A client whose store is away when it is opened: the wait for a lock is a wait for the store, too.
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fencing_sdk import Acquiring, LossReason, Lost, connect
+from fencing_sdk import LossReason, connect
 from fencing_sdk._recording import Recorder
 from fencing_sdk.abc import Claim
 from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.events import Acquiring, Lost
 
 ODD_NAMES = ["a\u2028b", "\u00e8", "🔒" * 100, 'quote " and \\ back', "</script>", "a" * 512, "\u202e", "{}", "'"]
 
@@ -95,7 +96,7 @@ def test_recordings_are_appended_to(path):
 WRITER = """
 import sys
 from fencing_sdk._recording import Recorder
-from fencing_sdk import Acquiring
+from fencing_sdk.events import Acquiring
 recorder = Recorder(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -6,22 +6,21 @@ import pytest
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
-    Acquired,
     AcquireTimeoutError,
     ConfigurationError,
-    FenceRaised,
     InvalidNameError,
     LeaseLostError,
     LockClient,
     LockHeldError,
     LossReason,
     StaleTokenError,
-    UnsupportedError,
     UsageError,
 )
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.kahuna import KahunaBackend
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import UnsupportedError
+from fencing_sdk.events import Acquired, FenceRaised
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing.faults import FaultyBackend
 

@@ -15,19 +15,12 @@ from patience import until, wait_until
 from stays import PATIENCE
 
 import fencing_sdk
-from fencing_sdk import (
-    ConfigurationError,
-    Event,
-    LeaseLostError,
-    LockClient,
-    LossReason,
-    Lost,
-    NoLeaseError,
-    UsageError,
-)
+from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk._lease import held_here
 from fencing_sdk._lock import Lock
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import NoLeaseError
+from fencing_sdk.events import Event, Lost
 from fencing_sdk.recipes.election import Candidacy
 from fencing_sdk.sync import LockClient as SyncLockClient
 from fencing_sdk.sync import _lock as sync_locks
@@ -196,8 +189,8 @@ def test_a_job_runs_once_in_the_thread_that_calls_it(locks):
 
     ran = build(7)
     assert (ran.value, ran.token) == ((threading.get_ident(), "report/7"), 1)
-    assert isinstance(build(7), fencing_sdk.Skipped)
-    assert isinstance(build(8), fencing_sdk.Ran)
+    assert isinstance(build(7), fencing_sdk.recipes.Skipped)
+    assert isinstance(build(8), fencing_sdk.recipes.Ran)
     with pytest.raises(NoLeaseError):
         current_lease()
 
@@ -663,12 +656,12 @@ def test_an_event_ends_the_wait_of_a_thread_which_leaves_the_line(locks, wait):
         waiter = pool.submit(WAITS[wait], locks, stop)
         wait_until(lambda: locks.waiters("a"), what="it stands in line")
         stop.set()
-        with pytest.raises(fencing_sdk.AcquireCancelledError, match="the wait was cancelled after") as raised:
+        with pytest.raises(fencing_sdk.errors.AcquireCancelledError, match="the wait was cancelled after") as raised:
             waiter.result(PATIENCE)
         assert (raised.value.name, raised.value.waited > 0) == ("0, a" if wait == "multilock" else "a", True)
         assert not locks.waiters("a")
         assert free(locks, "0")
-    with pytest.raises(fencing_sdk.AcquireCancelledError):
+    with pytest.raises(fencing_sdk.errors.AcquireCancelledError):
         WAITS[wait](locks, stop)
     assert free(locks)
 

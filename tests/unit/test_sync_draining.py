@@ -14,7 +14,8 @@ import pytest
 from patience import wait_until
 from stays import PATIENCE
 
-from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, Lost, Released, UsageError
+from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LossReason, UsageError
+from fencing_sdk.events import Lost, Released
 from fencing_sdk.sync import connect
 
 SIGNAL = signal.SIGWINCH

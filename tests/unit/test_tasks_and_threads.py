@@ -28,27 +28,24 @@ from fencing_sdk import (
     AcquireTimeoutError,
     ConfigurationError,
     DrainingError,
-    ElectionStanding,
     LeaseLostError,
     LockHeldError,
     LossReason,
-    NoLeaseError,
-    Ran,
-    Skipped,
     StaleTokenError,
     UsageError,
     current_token,
-    holding,
 )
 from fencing_sdk._arguments import check_metadata
 from fencing_sdk._values.reports import METADATA_LIMIT, read_facts, say_kept
 from fencing_sdk.backends import from_url
+from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.messages import current_metadata
+from fencing_sdk.recipes import ElectionStanding, Ran, Skipped, holding
 from fencing_sdk.sync import current_lease
 
 
@@ -856,15 +853,15 @@ FRONTS = [
     # `aclose` and `close` are one promise, and to run a coroutine and to diagnose are asked where a loop runs.
     Fronts(fencing_sdk.LockClient, only_tasks={"aclose", "diagnose"}, only_threads={"close", "run"}),
     Fronts(fencing_sdk.Lock),
-    Fronts(fencing_sdk.Semaphore),
-    Fronts(fencing_sdk.ReadWriteLock),
+    Fronts(fencing_sdk.recipes.Semaphore),
+    Fronts(fencing_sdk.recipes.ReadWriteLock),
     # Tasks are cancelled by a loss, and by the end of a term. Threads ask, or are called.
     Fronts(fencing_sdk.Lease, only_threads={"on_lost"}),
-    Fronts(fencing_sdk.PermitLease, only_threads={"on_lost"}),
-    Fronts(fencing_sdk.MultiLock),
-    Fronts(fencing_sdk.HeldLocks),
-    Fronts(fencing_sdk.Election),
-    Fronts(fencing_sdk.ElectionTerm, only_threads={"over"}),
+    Fronts(fencing_sdk.recipes.PermitLease, only_threads={"on_lost"}),
+    Fronts(fencing_sdk.recipes.MultiLock),
+    Fronts(fencing_sdk.recipes.HeldLocks),
+    Fronts(fencing_sdk.recipes.Election),
+    Fronts(fencing_sdk.recipes.ElectionTerm, only_threads={"over"}),
 ]
 WAITS_OF_THREADS = {"cancel", "interrupt", "timeout"}
 """Arguments of threads alone: a task is cancelled from outside."""

@@ -30,9 +30,10 @@ from serving import serving
 from stays import SHORT, Stay, answered, eventually, opened, staying
 from throwaway_certificates import Certificates, make_certificates
 
-from fencing_sdk import LossReason, Renewed, StaleTokenError
+from fencing_sdk import LossReason, StaleTokenError
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+from fencing_sdk.events import Renewed
 from fencing_sdk.guards.etcd import EtcdGuard, put
 from fencing_sdk.testing.promises.under_test import in_line
 

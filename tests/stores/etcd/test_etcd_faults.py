@@ -19,11 +19,12 @@ from fault_proxy import FaultProxy
 from patience import until
 from stays import Stay, opened, staying
 
-from fencing_sdk import LockClient, LossReason, Renewed
+from fencing_sdk import LockClient, LossReason
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.backends.etcd.line import Standing
 from fencing_sdk.errors import BackendUnavailableError
+from fencing_sdk.events import Renewed
 
 pytest_plugins = ["etcd_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_blocking_calls")

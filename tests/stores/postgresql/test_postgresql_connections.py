@@ -32,20 +32,14 @@ from postgresql_stage import (
 from serving import serving
 from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying, use_in_turn
 
-from fencing_sdk import (
-    BackendRefusedError,
-    BackendUnavailableError,
-    Lost,
-    RenewalFailed,
-    Renewed,
-    connect,
-)
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
 from fencing_sdk.abc import Claim, Held
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, schema_sql
 from fencing_sdk.backends.postgresql.options import read_url
 from fencing_sdk.backends.postgresql.schema import newest_function, objects_sql
 from fencing_sdk.diagnosis.checks import diagnosis_of
 from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["postgresql_fixtures"]

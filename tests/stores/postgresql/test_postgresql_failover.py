@@ -14,18 +14,12 @@ from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, wait
 from revocation_notices_suite import FAR, holding, listening, shorten_the_moment, told, watcher
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
-from fencing_sdk import (
-    BackendRefusedError,
-    BackendUnavailableError,
-    Lost,
-    RenewalFailed,
-    Renewed,
-    connect,
-)
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
 pytest_plugins = ["postgresql_fixtures"]
 

@@ -17,12 +17,13 @@ from postgresql_server import PostgresqlServer
 from postgresql_stage import LISTENING, everything_works, nothing_left, refusals, role, sessions, waiting
 from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
-from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, Lost, RenewalFailed, Renewed, connect
+from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, connect
 from fencing_sdk._client_operating import PAGE
 from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
 from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
 pytest_plugins = ["postgresql_fixtures"]
 

@@ -29,16 +29,14 @@ from fencing_sdk import (
     AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
-    FenceRaised,
     LeaseLostError,
-    Lost,
-    Renewed,
     StaleTokenError,
     connect,
 )
 from fencing_sdk.abc import Claim, Grant, Held, Token
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendError
+from fencing_sdk.events import FenceRaised, Lost, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
 

@@ -22,8 +22,6 @@ from fencing_sdk import (
     LeaseLostError,
     LockClient,
     LossReason,
-    Lost,
-    Renewed,
     connect,
 )
 from fencing_sdk._values.claim import holder_of
@@ -34,6 +32,7 @@ from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url, oper
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
 from fencing_sdk.backends.redis.requests import RedisKeys
+from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["redis_fixtures"]

@@ -15,20 +15,11 @@ from redis_server import RedisServer, version_of
 from redis_stage import connections, key, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
-from fencing_sdk import (
-    BackendUnavailableError,
-    Event,
-    LeaseLostError,
-    LockClient,
-    LossReason,
-    Lost,
-    RenewalFailed,
-    Renewed,
-    connect,
-)
+from fencing_sdk import BackendUnavailableError, LeaseLostError, LockClient, LossReason, connect
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Grant, Holder
 from fencing_sdk.backends.redis import from_url
+from fencing_sdk.events import Event, Lost, RenewalFailed, Renewed
 
 pytest_plugins = ["redis_fixtures"]
 

@@ -16,11 +16,12 @@ from redis_stage import connections, key, milliseconds_left, nothing_left
 from shares_suite import claim_of, granted, served
 from stays import PATIENCE, Stay, eventually, opened, staying
 
-from fencing_sdk import BackendUnavailableError, LockClient, LockHeldError, LossReason, Lost, Renewed
+from fencing_sdk import BackendUnavailableError, LockClient, LockHeldError, LossReason
 from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.redis import from_url, scripts
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.scripts import ACQUIRE, RELEASE
+from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["redis_fixtures"]

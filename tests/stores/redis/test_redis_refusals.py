@@ -14,15 +14,8 @@ from redis_server import version_of
 from redis_stage import calls_of, connections, key, keys, nothing_left
 from stays import LONG, PATIENCE, SHORT, Stay, eventually, opened, staying
 
-from fencing_sdk import (
-    BackendError,
-    BackendRefusedError,
-    BackendUnavailableError,
-    LockHeldError,
-    Lost,
-    RenewalFailed,
-    Renewed,
-)
+from fencing_sdk import BackendError, BackendRefusedError, BackendUnavailableError, LockHeldError
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
 pytest_plugins = ["redis_fixtures"]
 

@@ -20,13 +20,14 @@ from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import CLEARING, ZooKeeperServer, fresh_root, require_zookeeper
 from zookeeper_stage import granted, in_place, kill_session, operating
 
-from fencing_sdk import BackendUnavailableError, LossReason, Renewed
+from fencing_sdk import BackendUnavailableError, LossReason
 from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Grant, Held, Renewal
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
 from fencing_sdk.errors import BackendRefusedError, LockHeldError
+from fencing_sdk.events import Renewed
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["zookeeper_fixtures"]

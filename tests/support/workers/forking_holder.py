@@ -15,8 +15,9 @@ import gc
 import os
 import sys
 
-from fencing_sdk import LockClient, Renewed, connect
+from fencing_sdk import LockClient, connect
 from fencing_sdk.abc import Backend, Claim, Grant
+from fencing_sdk.events import Renewed
 
 
 def say(*words: object) -> None:
