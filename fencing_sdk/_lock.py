@@ -166,7 +166,7 @@ class Lock(Uncopied):
         return scope
 
     def _give_back_behind_the_first_to_end(self) -> None:
-        """Give one lease back later: that of the first task that has ended and did not leave."""
+        """Schedule the release of a lease: that of the first task that ended without exiting the block."""
         given_back: list[LeaseScope] = []
 
         def on_end(scope: LeaseScope, _: asyncio.Task[object]) -> None:

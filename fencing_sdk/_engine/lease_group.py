@@ -56,7 +56,7 @@ class LeaseGroup:
         del self.members[lease.claim.owner]
 
     def stop(self) -> None:
-        """Leave no timer behind: no lease is here, and none will join."""
+        """Cancel the timer. Call only when the group is empty and closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -80,7 +80,7 @@ Fences = Sequence[tuple[Guard, str | None]]
 
 
 def share_out(backend: Backend, terms: Terms, fences: Fences) -> tuple[Terms, Fences]:
-    """Split *fences*: the terms get those that *backend* raises with the grant, and the others are returned."""
+    """Split *fences*: those that *backend* raises atomically with the grant go into the terms; return the rest."""
     named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
     keeps = backend.keeps if terms.mode is LOCK and isinstance(backend, SupportsFence) else None
     joint = [] if keeps is None else [fence for fence in named if keeps(fence[0])]

@@ -69,7 +69,7 @@ class TimerQueue:
         return iter(tuple(self._due))
 
     def end(self) -> None:
-        """Leave no timer behind once the last entry is dropped; what is put later is still called."""
+        """Cancel the timer once the last entry is dropped; an entry that comes later is still called."""
         self._ending = True
         self.drop(None)
 

@@ -151,7 +151,7 @@ class SupportsSchema(Backend, Protocol):
         Create what is missing. Idempotent, and safe while others do the same.
 
         Raises:
-            BackendError: the store cannot be reached, or permits it not.
+            BackendError: the store is unreachable, or denies it.
         """
         ...
 

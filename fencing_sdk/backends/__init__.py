@@ -168,7 +168,7 @@ def take_options(
             msg = f"unknown option in the url's query; {stated} (a '?' or '&' in a password is written %3F, %26)"
             raise ConfigurationError(msg)
         if key in merged:
-            msg = f"option {key} is given twice"
+            msg = f"option {key} occurs twice"
             raise ConfigurationError(msg)
         merged[key] = value
     return merged

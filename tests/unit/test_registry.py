@@ -329,7 +329,7 @@ def test_an_unknown_option_of_the_query_lists_the_known_ones():
 
 @pytest.mark.parametrize(("url", "options"), [("x://h?a=1&a=2", {}), ("x://h?a=1", {"a": 1})])
 def test_an_option_that_is_given_twice_is_refused(url, options):
-    with pytest.raises(ConfigurationError, match=r"^option a is given twice$"):
+    with pytest.raises(ConfigurationError, match=r"^option a occurs twice$"):
         take_options(url, options, ("a",))
 
 

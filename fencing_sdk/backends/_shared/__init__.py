@@ -11,6 +11,6 @@ What backends of several stores share, each chore written once.
     row_table             rows that are dictionaries in this process
     row_backend           the whole contract, over a store of rows
 
-Which loop and process own something is told by `fencing_sdk._values.loop_owner`, and `fencing_sdk._values.tasks`
+`fencing_sdk._values.loop_owner` knows which loop and process own something, and `fencing_sdk._values.tasks`
 ends tasks that no other task awaits: the engine and the HTTP pool need them too.
 """

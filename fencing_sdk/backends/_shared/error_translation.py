@@ -1,10 +1,10 @@
 """
 From the errors of a driver to the two errors of the contract, around every call of a backend.
 
-`BackendRefusedError` is for what another try will not change *and* what surely granted nothing, because the
-engine then stops without a release. Every other error, known or not, is a `BackendUnavailableError`: the
-outcome of the call is unknown until the store is asked again. A store's table decides it by class and
-by code. The text of a driver's error may hold a URL or a statement, so it is never repeated.
+`BackendRefusedError` is for errors that are permanent *and* certainly took no lock, because the engine then stops
+without a release. Every other error, known or not, is a `BackendUnavailableError`: the outcome of the call is unknown
+until the store answers another one. A store's table decides it by class and by code. The text of a driver's error may
+hold a URL or a statement, so it is never repeated.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ErrorTranslation:
     Args:
         translated: Makes the contract's error of an operation and a driver's error.
 
-        operation: What the backend was asked to do.
+        operation: The call of the backend.
     """
 
     __slots__ = ("_operation", "_translated")

@@ -1,12 +1,12 @@
 """
 How a holder hears that its grant has ended behind its back, and why an operator took it away.
 
-`RevocationWatcher` notices that before the next renewal, where a store tells of revocations on request:
+`RevocationWatcher` notices that before the next renewal, where a store reports revocations on request:
 
 1. A client listens once a grant was held for a moment, so that a short hold costs nothing. It stops when no lock was
    held for a while, because every message costs the sender or the server something for each listener.
-2. A message has a digest of the lock's name, and proves nothing: the store is asked for the reason, and whether the
-   owner really does not hold the lock any more.
+2. A message has a digest of the lock's name, and proves nothing: the client asks the store for the reason, and whether
+   the owner has really lost the lock.
 3. Messages that were sent before, or while a connection was broken, are missed. So all grants are looked at when the
    client begins to listen.
 
@@ -44,7 +44,7 @@ class LossNotices:
 
     @property
     def wanted(self) -> bool:
-        """True if a client is to be told at all."""
+        """True if a client wants notices."""
         return bool(self._notices)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
@@ -70,7 +70,7 @@ _Key = tuple[str, str]
 
 
 def name_digest(name: str) -> str:
-    """Return what a message tells of a name, 64 characters: names are long, and no concern of others that listen."""
+    """Return the digest of a name for a message, 64 characters: names are long, and no concern of other listeners."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -94,7 +94,7 @@ class RevocationWatcher(LossNotices, ABC):
 
     @abstractmethod
     async def reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
-        """Tell for each of *claims* why it was revoked; None if it was not, or if its owner holds the lock again."""
+        """Return for each of *claims* why it was revoked; None if it was not, or if its owner holds the lock again."""
 
     def granted(self, claim: Claim) -> None:
         """Watch a grant, if a client wants notices."""
@@ -153,11 +153,11 @@ class RevocationWatcher(LossNotices, ABC):
         if self._held or self._stop_listening is None:
             return
         stop, self._stop_listening, self._listening = self._stop_listening, None, False
-        with suppress(Exception):  # what breaks here brings no messages any more
+        with suppress(Exception):  # what breaks here brings no more messages
             await stop()
 
     async def _look(self) -> None:
-        """Tell the clients of the grants that are due, and revoked."""
+        """Notify the clients of the grants that are due, and revoked."""
         due, self._due = self._due, {}
         claims = [self._held[key] for key in due if key in self._held]
         if not claims:
@@ -176,14 +176,14 @@ class RevocationWatcher(LossNotices, ABC):
         self._held, self._due, self._listening, self._stop_listening = {}, {}, False, None
 
     async def aclose(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._forget()
         await self._task.aclose()
         await self._stopping.aclose()
 
 
 _LIMIT = 1.0
-"""Seconds after which a holder is told of its loss without a reason."""
+"""Seconds after which a holder gets the notice of its loss without a reason."""
 _TRIES = 3
 _PAUSE = 0.05
 """Seconds between two of them."""
@@ -201,11 +201,11 @@ async def with_reasons(
     if not ended:
         return renewals
     found = await _asked(reasons, [claims[index] for index in ended])
-    told: list[Renewal | Revoked] = list(renewals)
+    outcomes: list[Renewal | Revoked] = list(renewals)
     for index, reason in zip(ended, found, strict=True):
         if reason is not None:
-            told[index] = Revoked(reason)
-    return told
+            outcomes[index] = Revoked(reason)
+    return outcomes
 
 
 async def why_not(of: Claim, to: Claim, refusal: Renewal, reasons: Reasons) -> Renewal | Revoked:
@@ -223,7 +223,7 @@ async def reason_for(claim: Claim, reasons: Reasons) -> str:
 async def _asked(reasons: Reasons, claims: Sequence[Claim]) -> Sequence[str | None]:
     with move_on_after(_LIMIT):
         for _ in range(_TRIES):
-            # The loss is known; that there is no reason to tell changes nothing.
+            # The loss is known, with or without a reason.
             with suppress(Exception):
                 return await reasons(claims)
             await anyio.sleep(_PAUSE)  # the connection may have broken under the question

@@ -174,7 +174,7 @@ class PollingLine:
         return name.pace.pause(self._clock.now(), passed_over) * JITTER.uniform(1 - _JITTER, 1 + _JITTER)
 
     def see(self, name: str, token: int) -> None:
-        """The store has told that *name* is held with *token*."""
+        """Take note that *name* is held with *token*, by the store's answer."""
         self._name(name).pace.see(token, self._clock.now())
 
     def granted(self, claim: Claim, token: int) -> None:

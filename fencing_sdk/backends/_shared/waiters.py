@@ -1,7 +1,7 @@
 """
 The waiters of one backend object: each stands in the line of a lock until it is woken for another try.
 
-What wakes a waiter differs from store to store, and each store's `waiters` module tells it: a message
+What wakes a waiter differs from store to store, as each store's `waiters` module explains: a message
 with the waiter's ticket, a watch on the waiter before it, a datagram, or nothing (`polling_line`). What most of them
 share is here: a waiter that can be woken, a table that finds it by its claim or by its ticket, the places of stores
 that join by a request of their own, and the owners with a request that the store may still carry out. What ends the
@@ -291,7 +291,7 @@ class FirstAsks:
 
     @contextlib.contextmanager
     def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Held], None]]:
-        """Let the others wait until this try has an outcome, which the caller tells by what is given here."""
+        """Let the others wait until this try has an outcome, and yield the function that takes it."""
         asking: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._asking.setdefault(claim.name, (claim.owner, asking))
         try:
@@ -307,7 +307,7 @@ class UnansweredRequests:
     """
     Owners with a request that was not clearly answered: the store may have carried it out, or still may.
 
-    Requests of one owner may overlap, so they are counted: the answer to one tells nothing about another.
+    Requests of one owner may overlap, so they are counted: the answer to one proves nothing about another.
     The table is bounded: owners that have not asked for the longest time have given up, and are forgotten.
     """
 

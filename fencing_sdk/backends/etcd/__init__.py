@@ -14,7 +14,7 @@ first come, first served; a watch on the key before its own wakes each of them.
     losses.py           notices of grants that end while their holder works
     operating.py        what operators ask: who holds, who waits, and that a grant ends
     leases.py           leases of etcd that many locks share, and keys that are to be deleted
-    requests.py         what etcd is asked about leases and keys
+    requests.py         the requests to etcd about leases and keys
     keys.py             the keys of a lock
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
@@ -67,7 +67,7 @@ class EtcdBackend(Uncopied):
     An etcd cluster, 3.4 or later, as the lock service.
 
     Args:
-        endpoints: The members, each as ``host:port`` of its client URL. Any of them may be asked.
+        endpoints: The members, each as ``host:port`` of its client URL. Any of them will do.
 
         tls: Speak HTTPS.
 
@@ -81,7 +81,7 @@ class EtcdBackend(Uncopied):
 
         ssl_context: Instead of *ca*, *cert* and *key*.
 
-        connect_timeout: Seconds after which the next member is asked if a member accepts no connection.
+        connect_timeout: Seconds to wait for a member to accept the connection, before the next one gets the request.
 
         connections: The most calls that are under way at once, renewals and releases first. A waiter behind another
             client's key has a connection of its own, for its watch, and all holders together have one.
@@ -149,9 +149,9 @@ class EtcdBackend(Uncopied):
             return await self._acquire(claim, waiter)
         if (held := await self._refusal(claim)) is not None:
             return held
-        with self._first_asks.asking(claim) as told:
+        with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire(claim, None)
-            told(outcome)
+            settle(outcome)
         return outcome
 
     async def _refusal(self, claim: Claim) -> Held | None:
@@ -328,8 +328,8 @@ class EtcdBackend(Uncopied):
         """
         Leave the line, unless the lock was granted.
 
-        A try may have been granted before the claim had a waiter, or since a deletion has failed, so the held keys are
-        asked, too. No error is raised: it would replace the cancellation that ends the wait.
+        A try may have been granted before the claim had a waiter, or since a deletion has failed, so this looks at the
+        held keys, too. It raises no error, which would replace the cancellation that ends the wait.
         """
         try:
             waiter = await self._joined(joining)

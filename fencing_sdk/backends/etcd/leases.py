@@ -6,7 +6,7 @@ one keep-alive also serves the calls of the next fraction of a second: a thousan
 together, cost as many keep-alives as one lock.
 
 A key of a shared lease lives as long as the lease, and any other lock of it keeps that alive. So before each
-keep-alive, a claim that was not renewed for its ttl is given up here, and its key becomes a pending delete.
+keep-alive, a claim that was not renewed for its ttl ends here, and its key becomes a pending delete.
 
 A *pending delete* is a key that no claim uses, and that may still exist. Locks share leases, so
 a forgotten key would live as long as any other lock of its lease. Its deletion is therefore sent again and again while
@@ -179,7 +179,7 @@ class SharedLease:
 
     number: int
     ttl: int
-    """The seconds that etcd granted: at least what was asked for, and at least its own minimum."""
+    """The seconds that etcd granted: at least the requested ones, and at least its own minimum."""
     renewed_at: float
     ended: bool = False
     held: dict[bytes, HeldKey] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class SharedLeases:
         self.pending_deletes = PendingDeletes()
         self._requests = requests
         self._clock = BootClock()
-        self._leases: dict[int, SharedLease] = {}  # by the seconds that were asked for
+        self._leases: dict[int, SharedLease] = {}  # by the requested seconds
         self._grants: dict[int, SharedCall[SharedLease]] = {}
         self._deleting = BackgroundTask()
         self._fork = ForkDetector()
@@ -268,7 +268,7 @@ class SharedLeases:
         return True
 
     def _end(self, lease: SharedLease) -> None:
-        """Forget a lease that does not exist any more; the next call makes another one."""
+        """Forget a lease that no longer exists; the next call makes another one."""
         lease.ended = True
         lease.held.clear()
         for seconds, found in list(self._leases.items()):

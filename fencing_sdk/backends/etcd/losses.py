@@ -36,7 +36,7 @@ __all__ = ["EtcdLossWatcher"]
 _MOMENT = 0.1
 """Seconds for which a lock is held before its key is watched."""
 _SILENCE = 15.0
-"""Seconds without an answer after which the stream is closed: it is asked for progress three times as often."""
+"""Seconds without an answer after which the stream is closed: the client asks for progress three times as often."""
 _FIRST_PAUSE = 0.1
 _LAST_PAUSE = 5.0
 
@@ -181,7 +181,7 @@ class EtcdLossWatcher(LossNotices):
         return True
 
     def _on_deletion(self, key: bytes, revision: int) -> None:
-        """Tell the clients, if the deleted key was held: this client stops holding a key before it deletes it."""
+        """Notify the clients, if the deleted key was held: this client stops holding a key before it deletes it."""
         claim, found = self._held.get(key), self._leases.find(key)
         if claim is None or found is None or revision <= found[1].created:
             return
@@ -190,7 +190,7 @@ class EtcdLossWatcher(LossNotices):
         self._telling.start(self._tell(claim))
 
     async def _tell(self, claim: Claim) -> None:
-        """Tell the clients, after a look for the operator's reason."""
+        """Notify the clients, after a look for the operator's reason."""
         self.tell(claim, LossReason.REVOKED, await reason_for(claim, self._operating.reasons))
 
     async def aclose(self) -> None:

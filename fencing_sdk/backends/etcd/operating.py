@@ -9,7 +9,7 @@ is remembered between pages. There are three cases for the last lock of a page t
 3. The last key is another program's, or none that a claim has: the next page begins behind it.
 
 The key that was created first is the holder's, unless it is that of a share: then the whole line is looked at, and the
-phase. What is left of a grant is known to its lease alone; many locks share one, so each is asked once for a page.
+phase. What is left of a grant is known to its lease alone; many locks share one, so a page asks each lease once.
 
 A revocation looks at the line. One transaction compares that the keys of those who hold with the token are still there,
 deletes them, and leaves a note for each holder. The deletion wakes the next waiter and reaches the holders by the

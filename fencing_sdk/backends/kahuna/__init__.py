@@ -69,7 +69,7 @@ _START_PAUSE = 0.05
 _WARNING_LIMIT = 0.5
 """Seconds that asking for the cluster's settings may take: opening does not fail without an answer."""
 _LOOK = 10.0
-"""The ttl that decides how long nodes are asked who holds a lock."""
+"""The ttl that decides how long to ask nodes for the holder of a lock."""
 _RENEWALS = {
     AnswerType.EXTENDED: Renewal.RENEWED,
     AnswerType.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
@@ -84,7 +84,7 @@ class KahunaBackend(Uncopied):
     A Kahuna cluster, 1.0.7 or later, as the lock service.
 
     Args:
-        endpoints: The nodes, each as ``host:port``. Any of them may be asked for any lock.
+        endpoints: The nodes, each as ``host:port``. Any of them will do for any lock.
 
         tls: Speak HTTPS.
 
@@ -96,7 +96,7 @@ class KahunaBackend(Uncopied):
 
         ssl_context: For client certificates and the like, instead of *ca*.
 
-        connect_timeout: Seconds after which the next node is asked if a node accepts no connection.
+        connect_timeout: Seconds to wait for a node to accept the connection, before the next one gets the request.
 
         connections: The most calls that are under way at once, to all nodes together.
 
@@ -157,7 +157,7 @@ class KahunaBackend(Uncopied):
                 logger.warning("Kahuna: %s", warning)
 
     async def warnings(self) -> Sequence[str]:
-        """What in the settings of this object and of the cluster puts exclusion at stake, as far as a node tells it."""
+        """What in the settings of this object and of the cluster puts exclusion at stake, as far as nodes report it."""
         cluster: dict[str, object] = {}
         for endpoint in self._endpoints.in_turn():
             with contextlib.suppress(RequestFailedError):
@@ -171,9 +171,9 @@ class KahunaBackend(Uncopied):
         may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
         if not may_hold and (held := await self._waiters.refusal(claim)) is not None:
             return held
-        with self._waiters.asking(claim) as told:
+        with self._waiters.asking(claim) as settle:
             outcome = await self._try_lock(claim)
-            told(outcome)
+            settle(outcome)
         return outcome
 
     async def _try_lock(self, claim: Claim) -> Grant | Held:

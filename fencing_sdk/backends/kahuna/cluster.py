@@ -3,16 +3,16 @@ One call to the cluster, whichever node answers it.
 
 Every request may be repeated, because Kahuna gives the same owner the same grant. What a call does then:
 
-1. The node that answered last for this lock is asked first: which node serves is a matter of the lock. A node that
-   cannot be reached, or says MustRetry, is followed by the next one at once: it may say so for ever. After each round
+1. The node that answered last for this lock comes first: which node serves is a matter of the lock. After a node that
+   cannot be reached, or says MustRetry, the next one comes at once: MustRetry may go on for ever. After each round
    of all nodes there is a pause, because another request for this lock may be replicating.
 2. Renewals, releases and looks (`KahunaCluster.ask_widely`) are also sent to the next node when there is no answer
    soon. Acquisitions (`KahunaCluster.ask`) are not: a late grant must be known to the engine.
 3. A node that is cut off from the others refuses what the majority would allow: a yes needs a quorum, a no does not.
-   So a no that the caller does not believe is asked of the other nodes for a second at most, and a yes wins.
+   So if the caller does not believe a no, the cluster asks the other nodes for a second at most, and a yes wins.
    If one of them gives no answer, it may have said yes.
 
-A request whose answer was lost may still be carried out; the answer of the next node says so in ``earlier_unknown``,
+A request whose answer was lost may still be carried out; the answer of the next node has ``earlier_unknown`` set then,
 because its "busy" does not mean that nothing was granted. The same holds for Errored: it was said of grants that were
 made all the same.
 """
@@ -44,12 +44,12 @@ _LATEST_PART = 1 / 10
 _PATIENCE_PART = 1 / 6
 _LONGEST_PATIENCE = 2.0
 """
-Part of a ttl, and the most seconds, for which a renewal or release is asked again while nodes cannot answer.
+Part of a ttl, and the most seconds, for which a renewal or release is repeated while nodes cannot answer.
 
 It is less than an interval, so that the engine learns why there is no answer. The engine then asks again.
 """
 _DOUBT = 1.0
-"""Seconds for which a refusal that is not believed is asked of the other nodes."""
+"""Seconds for asking the other nodes about a refusal that the caller does not believe."""
 _USUALLY = 3
 """Times the usual time of an answer after which it is late: a slow cluster is not sent more than a fast one."""
 _WEIGHT = 1 / 16
@@ -87,7 +87,7 @@ class KahunaCluster:
         Args:
             operation: What is done, for errors.
 
-            path: What is asked.
+            path: The path of the request.
 
             body: The request.
 
@@ -95,7 +95,7 @@ class KahunaCluster:
 
             ttl: Seconds that its grant lasts: they decide what is soon.
 
-            doubted: Answers that are asked of the other nodes too.
+            doubted: Answers that need the word of the other nodes too.
         """
         order = self._endpoints.in_turn(name)
         patience = min(_LONGEST_PATIENCE, ttl * _PATIENCE_PART)
@@ -163,7 +163,7 @@ class KahunaCluster:
 
 
 class _Others:
-    """The nodes that are asked about a no which the caller does not believe."""
+    """The nodes to ask about a no that the caller does not believe."""
 
     def __init__(self, order: Sequence[Endpoint], answer: KahunaAnswer, doubted: Collection[AnswerType]) -> None:
         self.order = [endpoint for endpoint in order if endpoint is not answer.node]

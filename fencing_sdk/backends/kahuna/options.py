@@ -2,9 +2,9 @@
 The options of the backend, the endpoints of the cluster, and which settings of both put exclusion at stake.
 
 Options are read strictly: a mistyped durability must not keep grants in the memory of one node. An ephemeral lock is
-in the memory of one node, and is given to another client when that node restarts. With a replication factor above 0
-each lock is on a part of the nodes only: its authors' own tests saw one token given to two owners, and tokens that went
-backwards. (That there is no authentication, no answer tells.)
+in the memory of one node, and goes to another client when that node restarts. With a replication factor above 0
+each lock is on a part of the nodes only: its authors' own tests saw two owners with one token, and tokens that went
+backwards. (No answer shows that there is no authentication.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_nodes(texts: object, *, tls: bool) -> Endpoints:
 
 
 def warnings_of(cluster: dict[str, object], durability: str) -> Sequence[str]:
-    """What puts exclusion at stake, one sentence each; *cluster* is what a node tells at `HEALTH` and `PLACEMENT`."""
+    """What puts exclusion at stake, one sentence each; *cluster* is a node's answer at `HEALTH` and `PLACEMENT`."""
     warnings = []
     if max(_factors(cluster), default=0) > 0:
         warnings.append(
@@ -63,5 +63,5 @@ def _factors(cluster: dict[str, object]) -> Iterator[int]:
     each = (
         [partition for partition in partitions if isinstance(partition, dict)] if isinstance(partitions, list) else []
     )
-    told = (cluster.get("replicationFactor"), *(partition.get("effectiveReplicationFactor") for partition in each))
-    return (factor for factor in told if isinstance(factor, int))
+    factors = (cluster.get("replicationFactor"), *(partition.get("effectiveReplicationFactor") for partition in each))
+    return (factor for factor in factors if isinstance(factor, int))

@@ -4,9 +4,8 @@ The REST contract of Kahuna: what a request says and what an answer means. No I/
 For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
 owner id of the claim, followed by its metadata.
 
-An answer that is no outcome becomes an error: `BackendRefusedError` is for what another try will not change *and* what
-surely granted nothing. Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna is asked
-again.
+An answer that is no outcome becomes an error: `BackendRefusedError` if it is permanent *and* certainly took no lock.
+Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna answers another request.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class KahunaAnswer:
 
     @property
     def hint(self) -> object:
-        """The ``host:port`` of the node that leads the lock's partition, if the server tells it, as newer ones do."""
+        """The ``host:port`` of the node that leads the lock's partition, if the server names it, as newer ones do."""
         route = self.fields.get("route")
         return route.get("endpoint") if isinstance(route, dict) else None
 
@@ -169,7 +168,7 @@ class KahunaAnswer:
         physical = expires.get("l") if isinstance(expires, dict) else None
         if isinstance(physical, int) and not isinstance(physical, bool) and 0 <= physical < _MOMENT_LIMIT:
             return max(0.0, physical / 1000 - self._server_clock(wall))
-        msg = "the answer does not tell when the grant ends"
+        msg = "the answer does not say when the grant ends"
         raise UnreadableAnswerError(msg)
 
     def _server_clock(self, wall: float) -> float:
@@ -193,7 +192,7 @@ class KahunaAnswer:
         except ValueError:
             raw = b""
         if not raw:
-            msg = "the answer does not tell the owner"
+            msg = "the answer does not name the owner"
             raise UnreadableAnswerError(msg)
         owner, metadata = _owner_and_metadata(raw)
         return Holder(name, self.token, holder_of(owner), self.remaining(wall), metadata)
@@ -223,8 +222,8 @@ def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
 def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
     """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
     decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
-    told = decisive.told_of(operation)
-    detail = told if len(failures) == 1 else f"none of {len(failures)} nodes: {told}"
+    text = decisive.told_of(operation)
+    detail = text if len(failures) == 1 else f"none of {len(failures)} nodes: {text}"
     kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
     error = kind(BACKEND, operation, detail)
     error.__cause__ = decisive.__cause__

@@ -1,10 +1,11 @@
 """
 Waiters: Kahuna wakes none, so a waiter asks again, and those of one client share the asking.
 
-`fencing_sdk.backends._shared.polling_line` tells who asks, and when. Here is what Kahuna adds:
+`fencing_sdk.backends._shared.polling_line` decides who asks, and when. Here is what Kahuna adds:
 
-1. The head of a line that was not woken looks at the lock first. A look is one request, and tells the token, by which
-   the pace of the lock is known; a try that is refused is another request, and tells nothing.
+1. The head of a line that was not woken looks at the lock first. A look is one request, and returns the token, which
+   shows the pace of the lock; a refused try is another request, and
+   shows nothing.
 2. Claims of one client that ask for a lock at the same time send one request: the first one asks, and its refusal,
    or its grant, refuses the others.
 3. Until when the grants of this client last, by this host's clock: a refusal that cannot be right is not believed.
@@ -73,7 +74,7 @@ class KahunaWaiters:
         return self._first_asks.asking(claim)
 
     async def refused(self, claim: Claim) -> Held:
-        """The store has refused *claim*. A first refusal tells until when; later ones are told by looks before."""
+        """Make the refusal of *claim*: with a look for the end of the grant, unless the line looks anyway."""
         return Held(None) if self._line.waits(claim) else _held(await self._look(claim))
 
     def granted(self, claim: Claim, grant: Grant) -> None:
@@ -95,7 +96,7 @@ class KahunaWaiters:
 
 
 def _held(holder: Holder | None) -> Held:
-    """A refusal that tells when a waiter should try again: at the end of the holder's grant, if that is known."""
+    """A refusal with the time for the next try: the end of the holder's grant, if that is known."""
     return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + JITTER.uniform(0, _SPREAD))
 
 

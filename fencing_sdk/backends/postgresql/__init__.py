@@ -7,7 +7,7 @@ Locks in PostgreSQL, beside the data that they protect.
 Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
 come, first served, woken by NOTIFY. One connection for the requests, and one that listens while a request waits.
 
-    __init__.py    the backend, as the client calls it; deletes rows that are not needed any more
+    __init__.py    the backend, as the client calls it; deletes rows that are no longer needed
     requests.py    the requests to the server, how its answers are read, and a grant with fences in one transaction
     waiters.py     the waiters of one client, the connection that wakes them, and readers that try in one statement
     operating.py   what operators ask: the listing, and what is taken away; its holders hear of it

@@ -93,7 +93,7 @@ CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (StandbyError, (BackendUnavailableError, "a standby takes no writes; name the primary in the URL, or promote it")),
     (ReadOnlyError, _READ_ONLY),
     (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
-    (ConnectionAbandonedError, (BackendUnavailableError, "the connection was given up, or the backend was closed")),
+    (ConnectionAbandonedError, (BackendUnavailableError, "the connection was abandoned, or the backend was closed")),
     (
         NoTlsError,
         (BackendRefusedError, "it, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there"),

@@ -76,7 +76,7 @@ class OperatorCalls:
 
 def read_holders(page: Sequence[dict[str, Any]]) -> list[Holder]:
     """
-    Read what the server tells of the holders of some names.
+    Read the server's answer on the holders of some names.
 
     Raises:
         UnreadableRowError: it is something else.
@@ -107,7 +107,7 @@ def _holder(name: dict[str, Any], found: dict[str, Any]) -> Holder:
 
 def read_line(line: Sequence[dict[str, Any]]) -> list[Waiting]:
     """
-    Read what the server tells of the waiters of a name.
+    Read the server's answer on the waiters of a name.
 
     Raises:
         UnreadableRowError: it is something else.
@@ -155,7 +155,7 @@ class PostgresqlLossWatcher(RevocationWatcher):
     listens on the one channel of the schema; `RevocationWatcher` decides when.
 
     A proxy that pools transactions passes no messages on, and LISTEN would stay behind in the session of another
-    program. The proxy is known by the process id that it has told, which is not the server's. There, the next renewal
+    program. The proxy gives itself away by its process id, which is not the server's. There, the next renewal
     notices the loss.
 
     Args:

@@ -227,7 +227,7 @@ def columns(row: DriverRow | None, count: int) -> Sequence[object]:
 
 
 def token_in(value: object) -> int:
-    """Return a token that an answer told."""
+    """Return a token from an answer."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
         return value
     msg = "not a token"
@@ -235,7 +235,7 @@ def token_in(value: object) -> int:
 
 
 def seconds_in(value: object) -> float:
-    """Return seconds that an answer told."""
+    """Return seconds from an answer."""
     if isinstance(value, float) and not math.isnan(value):
         return value
     msg = "not a number of seconds"

@@ -98,7 +98,7 @@ async def create(connection: DriverConnection, schema: str) -> None:
 
 async def missing_right(connection: DriverConnection, schema: str) -> str:
     """
-    Say which right `create` lacks, and how it is given.
+    Return which right `create` lacks, and how to grant it.
 
     Raises:
         Exception: the driver's error.

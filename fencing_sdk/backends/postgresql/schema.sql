@@ -69,8 +69,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_revoked (
     PRIMARY KEY (name, owner)
 );
 
--- A snapshot of a whole transaction would show the line as it was before the row was locked. And a server that takes
--- no writes any more must not answer from what it remembers, because another server may have granted locks since.
+-- A snapshot of a whole transaction would show the line as it was before the row was locked. And a server that no
+-- longer takes writes must not answer from what it remembers, because another server may have granted locks since.
 CREATE OR REPLACE FUNCTION :"schema".fencing_check() RETURNS void
 LANGUAGE plpgsql AS $fencing$
 BEGIN
@@ -594,11 +594,11 @@ BEGIN
              WHERE w.name = ANY (p_names) AND fencing_lives(w.seen, v_now)
              GROUP BY w.name
         )
-        SELECT json_agg(told ORDER BY told.name) FROM (
+        SELECT json_agg(page ORDER BY page.name) FROM (
             SELECT n.name, (extract(epoch FROM v_now) * 1000000)::bigint AS now,
                    h.holders, coalesce(w.waiters, 0) AS waiters
               FROM unnest(p_names) AS n (name) LEFT JOIN holders h USING (name) LEFT JOIN line w USING (name)
-        ) told
+        ) page
     );
 END $fencing$;
 
@@ -649,8 +649,8 @@ BEGIN
 END $fencing$;
 
 -- End every grant of a name that has this token, leave the reason for its holder, wake the head of the line, and
--- tell the clients that hold locks: a digest of the name, on the channel of the schema. The token of the row stays, so
--- the next one is higher.
+-- notify the clients that hold locks: a digest of the name, on the channel of the schema. The token of the row stays,
+-- so the next one is higher.
 CREATE OR REPLACE FUNCTION :"schema".fencing_revoke(p_name text, p_token bigint, p_reason text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$

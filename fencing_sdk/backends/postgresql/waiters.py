@@ -9,8 +9,8 @@ a waiter:
    head of the line then: its ticket, on its client's channel. The client's listener passes the ticket on.
 2. A new connection. Notifications are lost while a connection is broken. When the client listens again, all its
    waiters wake and try.
-3. Time. A waiter tries again once a second, or four times a second while its client receives no notifications.
-   The answer to each try says so. A try is also the sign of life that keeps the waiter in the line.
+3. Time. A waiter tries again once a second, or four times a second while its client receives no notifications: the
+   answer to each try shows which. A try is also the sign of life that keeps the waiter in the line.
 
 A waiter also tries when the holder's ttl ends, because the server sends no notification then.
 """
@@ -151,7 +151,7 @@ class WaitingReaders:
 
         requests: The statements.
 
-        waiters: Tells when a waiter tries again without being woken.
+        waiters: Has the time after which a waiter tries again without a wake-up.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class NotifyListener:
         Send an echo. Return whether it arrived on this connection.
 
         Raises:
-            Exception: it could not be sent, so it tells nothing about this connection.
+            Exception: it could not be sent, so it proves nothing about this connection.
         """
         self._echo_arrived.clear()
         async with asyncio.timeout(ECHO_PATIENCE):

@@ -126,7 +126,7 @@ class WakeChannels(Generic[W]):
             waiter.may_subscribe = permitted
 
     def unsubscribe(self, waiter: ListeningWaiter) -> None:
-        """End the subscription for a lock that has no waiter of this client any more. The client's own stays."""
+        """End the subscription for a lock when its last waiter of this client has gone. The client's own stays."""
         if not self._is_sharded(waiter) or any(other.node is waiter.node for other in self._on(waiter.channel)):
             return
         pipe = waiter.open_pipe

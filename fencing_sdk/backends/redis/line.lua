@@ -113,7 +113,7 @@ local function serve(held, time, asking)
           digits = grant(lease, last, kind, retention, owner, ttl, metadata, true, time)
           if type(digits) == 'table' then failed = digits end
         end
-        -- Granted first, and told then. The message names the sign of life from which the grant counts.
+        -- Granted first, then announced. The message names the sign of life from which the grant counts.
         reached = not failed and (reached or publish(command, channel, ticket .. ' ' .. sign .. ' ' .. digits))
       elseif way ~= 'silent' then
         turn = owner

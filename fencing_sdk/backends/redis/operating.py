@@ -99,7 +99,7 @@ class KeyWalk:
         return found, ListingCursor(layout, at.server + 1).written() if layout else None
 
     def _number(self, pipe: Pipe) -> int:
-        """Tell connections apart, also those of other processes: a cursor may come from one."""
+        """Number each connection, unlike those of other processes: a cursor may come from one of them."""
         if pipe not in self._connections:
             self._connections[pipe] = JITTER.getrandbits(63)
         return self._connections[pipe]

@@ -77,7 +77,7 @@ class RedisPosts:
 
         router: Knows the open connections.
 
-        losses: Is told of grants, and of their ends.
+        losses: Follows grants, and their ends.
 
         reasons: Asks why a grant was revoked, when its release is refused.
     """
@@ -134,11 +134,11 @@ class RedisPosts:
         self._asking.start(self._tell_reason(claim, refusal, answer))
 
     async def _tell_reason(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
-        told: Renewal | Revoked = refusal
+        outcome: Renewal | Revoked = refusal
         try:
-            (told,) = await with_reasons([claim], [refusal], self._reasons)
+            (outcome,) = await with_reasons([claim], [refusal], self._reasons)
         finally:
-            answer(told)
+            answer(outcome)
 
     async def aclose(self) -> None:
         """Ask no more for reasons."""
@@ -159,7 +159,7 @@ class ReleasePost:
         self._claim = claim
 
     def __call__(self, reply: Reply) -> None:
-        """Tell the outcome."""
+        """Pass the outcome on."""
         outcome: object
         try:
             outcome = self._failed(reply) if isinstance(reply, Exception) else self._read(reply)

@@ -53,7 +53,7 @@ end
 return table.concat(outcomes)
 
 -- [check shares]
--- Whether owners still have their shares of a name. Unlike a renewal it changes nothing, so no other client is told of it.
+-- Whether owners still have their shares of a name. Unlike a renewal it changes nothing, so no other client gets a notice.
 --   KEYS  lease, e
 --   ARGV  owners
 --   ->    one character for each, as [renew]

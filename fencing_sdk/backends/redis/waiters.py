@@ -50,7 +50,7 @@ from fencing_sdk.backends.redis.scripts import ScriptCall
 _SIGN_EVERY = 1.0
 """Seconds between the signs of life of a waiter. `line.lua` knows a waiter that is late by its `SUSPECT`."""
 _TOGETHER = 0.5
-"""Seconds by which a sign is given earlier, to share a call with one that is due."""
+"""Seconds by which a sign goes out earlier, to share a call with one that is due."""
 _SOONEST = 0.01
 """Seconds after which a waiter looks again whether the ttl of a holder has ended."""
 _ANSWER_LIMIT = 2.0
@@ -101,7 +101,7 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         self._leave = leave
         self.loop = asyncio.get_running_loop()
         self.due = self.loop.time()
-        """When its next sign of life is to be given, by the clock of its event loop."""
+        """When its next sign of life is due, by the clock of its event loop."""
         self.asking = False
         """True if a sign of life is on its way."""
         self.joined = False
@@ -116,7 +116,7 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         return self._leave(self)
 
     def let_go(self) -> None:
-        """Tell the acquisition nothing more, and do not keep it: its task may hold anything, and the lease itself."""
+        """Stop the news, and drop the acquisition: its task may hold anything, and the lease itself."""
         self.tell = _ignore
 
 
@@ -348,7 +348,7 @@ class RedisWaiters:
 
 
 def _until_next_sign(answer: LineAnswer) -> float:
-    """Seconds until the next sign of life, at the latest when the ttl of the holder ends: no message tells of that."""
+    """Return the seconds until the next sign of life, at the latest when the ttl of the holder ends."""
     if answer.left is None:
         return _SIGN_EVERY
     return min(_SIGN_EVERY, max(answer.left, 0.0) + _SOONEST)

@@ -83,9 +83,7 @@ def _path_of(url: str) -> str:
     """Read the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
     parts = split_url(url)
     if parts.user is not None or parts.hosts:
-        msg = (
-            "write sqlite:///relative.db or sqlite:////absolute.db; the third slash ends the host, which a file has not"
-        )
+        msg = "write sqlite:///relative.db or sqlite:////absolute.db; a file URL has no host, so it needs three slashes"
         raise ConfigurationError(msg)
     return unquote(parts.path.removeprefix("/"), errors="surrogateescape")
 

@@ -77,7 +77,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 SECOND = 1_000_000
 """Microseconds, in which the file counts time."""
 PATIENCE = 4.0
-"""Seconds to wait for the write lock; less than the engine waits for opening, so that the reason is told."""
+"""Seconds to wait for the write lock; less than the engine waits for opening, so that its error has the reason."""
 _SHORTEST_NAP = 0.0005
 _LONGEST_NAP = 0.005
 """

@@ -154,7 +154,7 @@ class OpenFile:
         return self._file.moved()
 
     def close(self) -> None:
-        """Close the file, and delete the file of the signs if there are no waiters any more."""
+        """Close the file, and delete the file of the signs if the last waiter has gone."""
         with suppress(sqlite3.Error, OSError):
             self._tidy()
         self._place.signs.close()

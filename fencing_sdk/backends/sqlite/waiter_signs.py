@@ -160,7 +160,7 @@ class SignsOfLife:
         return self._path.exists()
 
     def remove(self) -> None:
-        """Delete the file, because there are no waiters any more."""
+        """Delete the file, because the last waiter has gone."""
         with suppress(FileNotFoundError):
             self._path.unlink()
 

@@ -8,7 +8,7 @@ Tokens: the number of the transaction that created the holder's node. Clock: the
 first come, first served, each watching the one ahead. All locks of one ttl share a session.
 
     __init__.py       the backend
-    requests.py       what is asked of ZooKeeper: the recipe
+    requests.py       the requests to ZooKeeper: the recipe
     nodes.py          how a lock is written down, and the nodes of this backend object
     waiters.py        what wakes a waiter, and the step by which a claim is granted
     renewals.py       many claims in one batch
@@ -76,7 +76,7 @@ class ZooKeeperBackend(Uncopied):
 
         keyfile_password: What that is encrypted with.
 
-        connect_timeout: Seconds after which a server that does not answer is given up for the next.
+        connect_timeout: Seconds to wait for a server's answer before the driver tries the next one.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.

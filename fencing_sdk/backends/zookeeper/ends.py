@@ -10,8 +10,9 @@ every node of this object has an end:
 
 Grants that end behind their holder's back are noticed by push:
 
-1. The node of a grant is watched: if it is deleted from elsewhere, the holder is told that its lock was revoked.
-2. If the server has given up the session, it has deleted all of its nodes: their holders are told at once.
+1. The node of a grant is watched: if it is deleted from elsewhere, the holder gets the notice that its lock was
+   revoked.
+2. If the server has given up the session, it has deleted all of its nodes: their holders get a notice at once.
 
 A watch ends with its connection. When the session has another one, each node is watched again, which fails for a node
 that has gone meanwhile. A grant is watched only after a moment, because most locks are released before.
@@ -47,7 +48,7 @@ _LAST_DELETIONS = 1.0
 
 
 class ZooKeeperLossWatcher(LossNotices):
-    """Watches the nodes of grants, and tells the clients of one backend object of those that have gone."""
+    """Watches the nodes of grants, and notifies the clients of one backend object of those that have gone."""
 
     def __init__(
         self, recipe: Recipe, own_nodes: OwnNodes, operating: ZooKeeperOperating, tasks: BackgroundTasks
@@ -91,7 +92,7 @@ class ZooKeeperLossWatcher(LossNotices):
             self.watch(own_node)
 
     async def _look(self, own_node: OwnNode) -> None:
-        """Tell the holder that its node has gone, unless another client keeps a node for the same owner."""
+        """Notify the holder that its node has gone, unless another client keeps a node for the same owner."""
         with suppress(Exception):  # an error proves nothing; the heartbeat goes on asking
             line = await self._recipe.look(own_node.session, own_node.claim.name)
             position = line.position_of(own_node.claim)

@@ -13,7 +13,7 @@ numbers, given by ZooKeeper, are the line: `fencing_sdk.backends._shared.node_li
 number of a permit is in the name of its node: when it is granted, another node replaces it at the same place.
 
 ZooKeeper counts the nodes of a folder up to 2147483647. From then on it gives that number again and again, and negative
-ones between. Such a number tells no place: the transaction that created the node does. A node that replaces such a one
+ones between. Such a number shows no place: the transaction that created the node does. A node that replaces such a one
 at its place has 2147483648 plus that transaction for its number.
 
 The folder's own data is empty, or has the phase of readers, and notes for the last holders from whom an operator took
@@ -74,7 +74,7 @@ _LAST_NUMBER = 2**31 - 1
 """The highest number that ZooKeeper gives, and the first that it gives more than once."""
 _SESSIONS = 2**64
 _NOTES = 16
-"""Notes that a folder keeps: of holders that are told within a heartbeat."""
+"""Notes that a folder keeps, for holders that learn of their loss within a heartbeat."""
 
 
 def mark_of(owner: str) -> str:
@@ -126,7 +126,7 @@ def _read(name: str) -> LineNode | None:
 
 
 def without_place(names: Iterable[str]) -> list[str]:
-    """Those of the nodes of a folder whose number tells no place: the line needs to know what created them."""
+    """Return the nodes of a folder whose number shows no place: the line needs to know what created them."""
     nodes = filter(None, map(_read, names))
     return [node.name for node in nodes if node.number == _LAST_NUMBER or node.number < 0]
 

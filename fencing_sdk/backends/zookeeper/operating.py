@@ -46,7 +46,7 @@ _KEPT = 4
 _TRIES = 5
 """Times that a lock is looked at while it goes from hand to hand, or while other operators write notes."""
 _STRETCH = 100
-"""Nodes that are asked for together."""
+"""Nodes in one round of requests."""
 
 
 class _Held(NamedTuple):

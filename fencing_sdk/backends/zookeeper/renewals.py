@@ -3,8 +3,8 @@ ZooKeeperRenewals: one batch of requests for all claims of a session.
 
 Nothing in ZooKeeper has to be prolonged lock by lock: any request keeps the session alive, and the
 session keeps its nodes. What a renewal proves is that the leader still knew the session after the
-renewal was sent, and that each node is still the one that was granted. One request does that for
-all nodes that are watched; only for the others each is asked about.
+renewal was sent, and that each node is still the one that was granted. One request does that for all watched nodes;
+each of the others needs a request of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ZooKeeperRenewals:
         return [outcomes.get(key_of(claim), Renewal.UNKNOWN) for claim in claims]
 
     async def _renew(self, session: ZooKeeperSession, claims: list[Claim], outcomes: Outcomes) -> None:
-        if session.error is not None:  # its nodes went with it; the next one is asked for the holders
+        if session.error is not None:  # its nodes went with it; the next one looks for the holders
             session = self._sessions.of(claims[0].ttl)
         await session.ready()
         asked = {key_of(claim): claim for claim in claims}
@@ -118,7 +118,7 @@ class ZooKeeperRenewals:
 async def _side_by_side(
     works: Iterable[Coroutine[Any, Any, None]], *, patience: float, enough: Callable[[], bool]
 ) -> list[Exception]:
-    """Do all, for *patience* seconds and until there is *enough*; what is not done then is given up. Returns errors."""
+    """Do all, for *patience* seconds and until there is *enough*; cancel the rest. Return errors."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     if not tasks:

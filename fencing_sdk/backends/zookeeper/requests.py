@@ -1,5 +1,5 @@
 """
-What is asked of ZooKeeper to join a line, to look at it and to leave it: the recipe of a lock.
+The requests to ZooKeeper to join a line, to look at it and to leave it: the recipe of a lock.
 
 It is the known one (ZooKeeper Recipes and Solutions, "Locks"): an ephemeral node with a number, the
 lowest number holds the lock, and every waiter watches the node before its own alone. What belongs together is
@@ -75,7 +75,7 @@ class Read(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What the data of a folder tells about readers."""
+    """What the data of a folder says about readers."""
 
     token: int | None
     """The token of the readers that hold together; None if no reader came since the last grant of another mode."""
@@ -120,7 +120,7 @@ class Recipe:
         return None
 
     async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str], stat: Stat) -> Line:
-        """Sort the nodes of a lock. Those whose number tells no place are asked for what created them."""
+        """Sort the nodes of a lock. For those whose number shows no place, ask what created them."""
         folder = self.paths.folder(name)
         asked = {node: session.call(exists(f"{folder}/{node}")) for node in without_place(names)}
         found: dict[str, Stat | None] = {node: await one for node, one in asked.items()}

@@ -69,9 +69,9 @@ class ZooKeeperWaitQueue:
             return await self._acquire_in_turn(claim)
         if (held := await self._refusal(claim)) is not None:
             return held
-        with self._first_asks.asking(claim) as told:
+        with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire_in_turn(claim)
-            told(outcome)
+            settle(outcome)
         return outcome
 
     async def _refusal(self, claim: Claim) -> Held | None:

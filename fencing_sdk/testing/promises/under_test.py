@@ -123,7 +123,7 @@ class BackendUnderTest:
     What `fencing_sdk.testing.BackendSuite` knows about the backend under test.
 
     The defaults declare a store that outlives its clients and is shared between processes. A
-    subclass says so where its store is less, or more.
+    subclass declares where its store does less, or more.
     """
 
     ttl: float = 1.0

@@ -361,7 +361,7 @@ async def test_every_error_names_the_quorum(redis_quorum: Quorum):
 async def test_a_quorum_of_another_size_is_refused(redis_quorum: Quorum):
     ports = [node.port for node in redis_quorum.nodes]
     backend = from_url(Quorum.url_at([*ports, 1, 2]))
-    with pytest.raises(BackendRefusedError, match="a quorum of 3 nodes, but 5 are given"):
+    with pytest.raises(BackendRefusedError, match="a quorum of 3 nodes, but the client has 5"):
         await backend.open()
     await backend.aclose()
 

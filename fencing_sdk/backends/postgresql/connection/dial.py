@@ -126,14 +126,14 @@ class PostgresqlDialer:
         if not answers:
             return away
         places: dict[str, list[str]] = {}
-        for place, answer in sorted(answers, key=lambda told: told[0]):
+        for place, answer in sorted(answers, key=lambda pair: pair[0]):
             places.setdefault(answer.detail, []).append(place)
         details = [translated("connect", away).detail] if unreached else []
         details += [f"{', '.join(where)}: {detail}" for detail, where in places.items()]
         refused = not unreached and all(isinstance(answer, BackendRefusedError) for _, answer in answers)
-        told = (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
-        told.__cause__ = errors[0]
-        return told
+        error = (BackendRefusedError if refused else BackendUnavailableError)(BACKEND, "connect", "; ".join(details))
+        error.__cause__ = errors[0]
+        return error
 
     async def _connect_to(self, host: PostgresqlUrl, prepare: _Preparation | None) -> DriverConnection:
         connection: DriverConnection | None = None

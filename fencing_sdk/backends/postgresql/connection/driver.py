@@ -66,7 +66,7 @@ class DriverConnection(Protocol):
         ...
 
     async def remove_listener(self, channel: str, callback: Callable[[object, int, str, str], None]) -> None:
-        """Call *callback* no more. The server is told with the last one of the channel."""
+        """Stop calling *callback*. The last one of the channel sends UNLISTEN to the server."""
         ...
 
     def add_termination_listener(self, callback: Callable[[object], None]) -> None:
@@ -74,7 +74,7 @@ class DriverConnection(Protocol):
         ...
 
     def get_server_pid(self) -> int:
-        """Return the process id that the server has told at the beginning."""
+        """Return the process id that the server has sent at the beginning."""
         ...
 
     def is_closed(self) -> bool:
@@ -82,11 +82,11 @@ class DriverConnection(Protocol):
         ...
 
     async def close(self, *, timeout: float) -> None:
-        """Close the connection after telling the server."""
+        """Close the connection after a message to the server."""
         ...
 
     def terminate(self) -> None:
-        """Close the connection without telling the server."""
+        """Close the connection without a message to the server."""
         ...
 
 

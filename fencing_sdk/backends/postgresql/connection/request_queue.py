@@ -180,7 +180,7 @@ class RequestQueue:
         Adapt to *error*. Return whether the request surely did nothing and may succeed if it runs again at once.
 
         1. The server rolled the transaction back: run it again as it is.
-        2. A prepared statement is missing or another client's: a proxy pools transactions. Prepare nothing any more.
+        2. A prepared statement is missing or another client's: a proxy pools transactions. Stop preparing statements.
         3. The default isolation is not READ COMMITTED: give each statement a transaction with that level.
         4. The schema is missing: connect anew, which looks for the right server and creates what is missing.
         5. The server became read-only: connect anew for the next request. This one fails, because it was refused.

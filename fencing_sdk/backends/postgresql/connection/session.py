@@ -87,7 +87,7 @@ class PostgresqlSession:
 
     async def talks_to_server(self) -> bool:
         """
-        Return whether no proxy is between: a proxy that pools tells a process id of its own when a connection opens.
+        Return whether no proxy is between: a proxy that pools sends a process id of its own when a connection opens.
 
         Raises:
             Exception: the driver's error.
@@ -115,7 +115,7 @@ class PostgresqlSession:
         self._connection.terminate()
 
     async def aclose(self) -> None:
-        """Close the connection and tell the server, which has half a second to answer."""
+        """Close the connection with a message to the server, which has half a second to answer."""
         try:
             await self._connection.close(timeout=_CLOSE_PATIENCE)
         except Exception:  # noqa: BLE001  (the connection must end, whichever error the driver raised)

@@ -46,7 +46,7 @@ CONNECT_TIMEOUT = 4.0
 """Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
 OLDEST = (6, 2)
 AT_ONCE = 3
-"""Servers that are asked the same at one time: a silent one costs no time, and a large cluster is not flooded."""
+"""Servers that get one question at a time: a silent one costs no time, and a large cluster is not flooded."""
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
 _MISMATCHES = {62, 64}
@@ -76,7 +76,7 @@ class OpenConnection(NamedTuple):
     """An open connection, logged in, that speaks RESP3."""
 
     transport: asyncio.Transport
-    """It hands its bytes to the protocol that `RedisDialer.dial` was given, and that protocol closes it."""
+    """It hands its bytes to the protocol passed to `RedisDialer.dial`, and that protocol closes it."""
 
     version: tuple[int, ...]
     """The version of the server, such as (7, 0, 15)."""
@@ -166,7 +166,7 @@ class AddressSource(NamedTuple):
     """The end of a sentence about the server at that address."""
 
     names: str
-    """How the source is made to tell host names, for which certificates are made, instead of IP addresses."""
+    """How to make the source answer with host names, for which certificates are made, instead of IP addresses."""
 
 
 class ServerDialer:
@@ -176,7 +176,7 @@ class ServerDialer:
     Args:
         server: How to connect.
 
-        source: Where the address comes from, if not from the user; an error says so.
+        source: Where the address comes from, if not from the user; errors name it.
     """
 
     def __init__(self, server: ServerSettings, *, source: AddressSource | None = None) -> None:
@@ -274,7 +274,7 @@ async def _log_in(connection: Any, address: str) -> None:
         if not isinstance(error, RedisConnectionError):
             raise
         inner = error.__context__
-        if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text would tell the cause
+        if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text has the cause
             raise inner from None
         raise
 
@@ -300,7 +300,7 @@ async def _reached(connection: Any, address: str) -> socket.socket | None:
 
 
 async def _speak_resp3(connection: Any) -> dict[bytes, object]:
-    """Send HELLO: it changes to RESP3, tells the server's version, role and mode, and needs no permission."""
+    """Send HELLO: it changes to RESP3, returns the server's version, role and mode, and needs no permission."""
     named = () if connection.client_name else ("SETNAME", CLIENT_NAME)
     try:
         hello = await _ask(connection, "HELLO", 3, *named)

@@ -4,7 +4,7 @@ One server: its connection, opened when it is needed, and opened again when it i
 The node closes an open connection in three cases:
 
 1. The connection breaks.
-2. The server replies that it is no master any more, or that it misses its replicas: they may have a new master.
+2. The server replies that it is no longer a master, or that it misses its replicas: they may have a new master.
 3. The server is silent: a call is cancelled, and no byte has come for `SILENCE` seconds while calls waited.
    A new connection costs little. A half-open one would cost every lease.
 
@@ -272,7 +272,7 @@ def _each_text_once(calls: Sequence[ScriptCall]) -> list[Request]:
 
 
 def cancellations() -> int:
-    """How often the current task was cancelled: tells its own cancellation from that of the task it awaits."""
+    """How often the current task was cancelled: separates its own cancellation from that of the task it awaits."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -46,8 +46,10 @@ class ReplyError(Exception):
     """
 
     command: str
-    """The command that the user may not run, or that the server does not know, such as ``scan``; empty if the server
-    does not tell it: one before Redis 7.2 does not name a command of a script."""
+    """
+    The command that the user may not run, or that the server does not know, such as ``scan``; empty if the server does
+    not name it, as Redis before 7.2 does not for a command of a script.
+    """
 
     def __init__(self, text: str) -> None:
         if text.startswith("@user_script: "):  # Redis 6.2 puts the place in the script first

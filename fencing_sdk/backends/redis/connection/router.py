@@ -138,7 +138,7 @@ class ClusterRouter:
             return None
         try:
             return self._node_of(key).connection
-        except Exception:  # noqa: BLE001  (the full call tells what is wrong)
+        except Exception:  # noqa: BLE001  (the full call raises what is wrong)
             return None
 
     async def run(self, call: ScriptCall) -> Reply:

@@ -1,7 +1,7 @@
 """
 Where the masters are.
 
-The master of a service: its Sentinels are asked at every dial, and the answer is not kept. An answer may be out of
+The master of a service: every dial asks its Sentinels, and does not keep the answer. An answer may be out of
 date. So `ServerDialer` asks the server for its role as well, and refuses a replica.
 
 The map of a cluster, which master has which slot, is a hint: slots move and masters fail over, and a server without
@@ -127,7 +127,7 @@ class SlotMap:
     Args:
         server: How to connect to any node; its host is not used.
 
-        seeds: Host and port of the nodes that are asked first; one that answers is enough.
+        seeds: Host and port of the nodes to ask first; one that answers is enough.
 
         remap: Translates an address that the cluster names to the one that this client reaches.
     """

@@ -15,7 +15,7 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
     operating.py  lists what is held and who waits, and takes grants away
     founding.py   founding, and re-admission of a node that has lost its memory
     nodes.py      which nodes vote together, one question to all of them, and what a majority shows
-    node.py       one node: whether it votes, and what it still has to be told
+    node.py       one node: whether it votes, and the requests that it has to get in any case
     requests.py   the requests to a node, how its answers are read, and its errors; the keys
     *.lua         the scripts, each one atomic step at one node
 """
@@ -150,8 +150,8 @@ class RedisQuorumBackend(Uncopied):
         """
         See `fencing_sdk.abc.Backend.release`.
 
-        Every node is told; one that is away, when it is back. The owner had no grant any more if so many nodes had no
-        hold of it that the others are no majority.
+        Every node gets the release; one that is away, when it is back. If so many nodes had no hold of the owner that
+        the others are no majority, its grant had already ended.
         """
         self._losses.ended(self._requests.hold(claim.name), claim)
         self._holds.remove(claim)

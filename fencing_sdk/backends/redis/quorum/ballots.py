@@ -73,7 +73,7 @@ class Ballot:
 
         attempt: The number of this attempt. A lower one is senior.
 
-        asked: The nodes that were asked; the others count as failed.
+        asked: The nodes in question; the others count as failed.
     """
 
     __slots__ = (
@@ -135,7 +135,7 @@ class Ballot:
         self.refusals[node] = refusal
 
     def failed(self, node: int) -> None:
-        """Take note that a node could not be asked, or did not answer, a grant or a confirmation."""
+        """Take note that a node was unreachable, or did not answer, for a grant or a confirmation."""
         self.pending.discard(node)
         self._confirming.discard(node)
         if node not in self.settled:
@@ -184,7 +184,7 @@ class Ballot:
         return bool(self.grants) and not self.held and all(rival.attempt > self._attempt for rival in rivals)
 
     def retry_after(self) -> float | None:
-        """Seconds until a majority of the nodes may be free, as far as the answers tell."""
+        """Seconds until a majority of the nodes may be free, as far as the answers show."""
         left = [0.0] * len(self.grants)
         left += [refusal.left for refusal in self.refusals.values() if refusal.left is not None]
         return sorted(left)[self.majority - 1] if len(left) >= self.majority else None

@@ -62,7 +62,7 @@ async def prepare(nodes: QuorumNodes, requests: QuorumRequests) -> str:
 
 
 def _is_half_founded(node: QuorumNode, epochs: set[str]) -> bool:
-    """Return whether founding was broken off before this node got the epoch that it was told: it has never voted."""
+    """Return whether founding was broken off before this node got its epoch: it has never voted."""
     return not _epoch(node) and node.knowledge is not None and node.knowledge.founding in epochs
 
 

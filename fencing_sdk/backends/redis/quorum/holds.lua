@@ -1,4 +1,4 @@
--- The hold of one lock on one node: how it is asked for, kept and given back.
+-- The hold of one lock on one node: how a client takes, keeps and releases it.
 
 -- [hold]
 -- The hold is a key: owner NUL number NUL token NUL attempt NUL metadata

@@ -1,15 +1,15 @@
 """
 One node of a quorum: an independent Redis server, and what this client knows about it.
 
-A node votes while its connection is open and it has shown that it remembers the epoch. Both are asked once for each
-connection, before the first request, because a server that was started again is a new connection:
+A node votes while its connection is open and it has shown that it remembers the epoch. The client asks for both once on
+each connection, before the first request, because a restarted server needs a new connection:
 
 1. Without an epoch it has lost its memory, or never had one.
 2. Without an append-only file, a server that was started again has an old snapshot at best. So its run id must be the
    one at which it got its epoch.
 
 A request to a node that does not vote fails at once. A connection is opened in the background, so that a node that
-hangs costs no caller any time. What a node has to be told in any case (a release) is kept until it is back.
+hangs costs no caller any time. A request that a node has to get in any case (a release) is kept until it is back.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class QuorumNode:
         """What the server said last about its quorum."""
         self.run = ""
         self.error: Exception | None = None
-        """Why it does not vote, if its server could not be asked."""
+        """Why it does not vote, if its server did not answer."""
         self._requests = requests
         self._nodes = nodes
         self._on_vote = on_vote
         self._node = RedisNode(dialer, on_push=partial(on_push, number), on_connect=_load_scripts, in_cluster=False)
         self.asked: Pipe | None = None
-        """The last connection on which the server has told its knowledge."""
+        """The last connection on which the server has reported its knowledge."""
         self._suspect: Pipe | None = None  # a connection that was silent at the last look
         self._remembers = False
         self._opening: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class QuorumNode:
 
     @property
     def open_pipe(self) -> Pipe | None:
-        """The connection, if it is open and the server has told its knowledge."""
+        """The connection, if it is open and the server has reported its knowledge."""
         pipe = self._node.open_pipe
         return pipe if pipe is not None and pipe is self.asked else None
 
@@ -142,12 +142,12 @@ class QuorumNode:
 
     @property
     def server(self) -> RedisNode:
-        """Its server, for a question that goes on from one answer to the next."""
+        """The server to keep using for a scan that spans several replies."""
         return self._node
 
     @property
     def forgetful(self) -> bool:
-        """True if the server was asked, and does not remember an epoch."""
+        """True if the server has answered, and does not remember an epoch."""
         return self.open_pipe is not None and not self._remembers
 
     def open_soon(self, *, at_once: bool = False) -> asyncio.Task[None] | None:
@@ -180,7 +180,7 @@ class QuorumNode:
         try:
             pipe, before = await self._node.pipe(), self.epoch
             await self._ask(pipe)
-        except Exception as error:  # noqa: BLE001  (told to the next caller that needs this node)
+        except Exception as error:  # noqa: BLE001  (raised to the next caller that needs this node)
             self.error = renamed(error) if isinstance(error, BackendError) else error
             return
         self.error = None
@@ -199,7 +199,7 @@ class QuorumNode:
         self.run = _field(await replies[1], "run_id")
         durable = _field(await replies[2], "aof_enabled") == "1"
         if knowledge.epoch and nodes_of(knowledge.epoch) != self._nodes:
-            msg = f"the node belongs to a quorum of {nodes_of(knowledge.epoch)} nodes, but {self._nodes} are given"
+            msg = f"the node belongs to a quorum of {nodes_of(knowledge.epoch)} nodes, but the client has {self._nodes}"
             raise BackendRefusedError(BACKEND, "connect", msg)
         self.knowledge = knowledge
         self._remembers = bool(knowledge.epoch) and (durable or knowledge.run == self.run)
@@ -265,13 +265,13 @@ class QuorumNode:
         self.send(NodeRequest(call), answer)
         return await future
 
-    # What it has to be told in any case
+    # What it has to get in any case
 
     def tell(self, key: Hashable, request: NodeRequest, ttl: float, answer: Answer | None = None) -> None:
         """Send a request that frees something. If it fails, it is sent again when the node is back within *ttl*."""
         self._unanswered += 1
 
-        def told(node: int, outcome: CallOutcome) -> None:
+        def arrived(node: int, outcome: CallOutcome) -> None:
             self._unanswered -= 1
             if isinstance(outcome, Exception) and not isinstance(outcome, ReplyError):
                 self._owe(key, request, until)
@@ -281,7 +281,7 @@ class QuorumNode:
                 self._all_answered.set_result(None)
 
         until = _CLOCK.now() + ttl
-        self.send(request, told)
+        self.send(request, arrived)
 
     def _owe(self, key: Hashable, request: NodeRequest, until: float) -> None:
         self._owed[key] = request, until
@@ -301,7 +301,7 @@ class QuorumNode:
             self._owe(key, request, until)
 
     async def aclose(self, *, patience: float) -> None:
-        """Close the connection, after *patience* seconds at most for what was told the node and is unanswered."""
+        """Close the connection, after *patience* seconds at most for requests that the node has not answered."""
         if self._unanswered and self.open_pipe is not None:
             self._all_answered = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._all_answered,), timeout=patience)

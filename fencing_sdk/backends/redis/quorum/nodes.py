@@ -105,7 +105,7 @@ class QuorumNodes:
             return None
         if count < len(voting):
             for node in voting:
-                node.open_soon()  # it may have a newer epoch than it had when it was asked
+                node.open_soon()  # it may have a newer epoch than in its last answer
             voting = [node for node in voting if node.epoch == epoch]
         return Voters(epoch, voting, [node.asked for node in voting], LoopOwner())
 
@@ -122,7 +122,7 @@ class QuorumNodes:
         if voters is not None:
             return voters
         for node in self._nodes:
-            node.open_soon(at_once=True)  # those that vote too: what they were asked may have changed
+            node.open_soon(at_once=True)  # those that vote too: their answers may have changed
         while voters is None and (opening := self._opening()):
             await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
             voters = self.voters()
@@ -179,7 +179,7 @@ class QuorumNodes:
 
 
 class Countdown:
-    """Waits until a majority of the nodes has answered without an error, or cannot any more."""
+    """Waits until a majority of the nodes has answered without an error, or no longer can."""
 
     def __init__(self, nodes: int, majority: int) -> None:
         self._left = majority
@@ -235,7 +235,7 @@ class Poll(Generic[T]):
     Args:
         nodes: The number of all nodes.
 
-        asked: How many of them are asked.
+        asked: How many of them get the question.
 
         read: Reads a reply. It raises ValueError or TypeError for one that is no answer.
 

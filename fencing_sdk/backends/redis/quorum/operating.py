@@ -5,7 +5,7 @@ What a majority holds is on at least one of any nodes that are no minority: on o
 walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it has found.
 
 1. If one of these nodes goes, and another takes its place, the listing begins again.
-2. A lock is told at the first of these nodes that has it. But a node that was away may have got it after it was
+2. A lock is listed at the first of these nodes that has it. But a node that was away may have got it after it was
    walked over. So a node counts as the first only if the attempt by which it has the lock is older than the listing,
    by the clocks of the clients. The cursor has the time at which the listing began.
 """
@@ -70,7 +70,7 @@ class QuorumListing:
         """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         at = ListingCursor.read(cursor)
         for _ in range(len(self._nodes) - 1):
-            with suppress(PipeError, UnreachableError):  # the node has gone; it does not vote any more
+            with suppress(PipeError, UnreachableError):  # the node has gone, and with it its vote
                 return await self._page(prefix, at, limit)
         return await self._page(prefix, at, limit)
 
@@ -91,7 +91,7 @@ class QuorumListing:
         return Listing(holders, after)
 
     async def _describe(self, names: Sequence[str], earlier: Collection[int], began: int) -> list[Holder]:
-        """Look at locks: what no majority holds is left out, and what was told at *earlier* nodes."""
+        """Look at locks: leave out what no majority holds, and what was listed at *earlier* nodes."""
 
         def read(reply: Reply) -> list[_SeenLock]:
             return _read_listed(reply, len(names))
@@ -127,7 +127,7 @@ def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
 
 
 def holder_told(name: str, hold: SeenHold, waiters: int | None = None) -> Holder:
-    """Describe who has a hold: its token tells since when, by the clock of this client."""
+    """Describe who has a hold: its token has the time of the grant, by the clock of this client."""
     age = age_of(hold.token, LOCK, wall_micros())
     holder = holder_of(hold.owner)
     return Holder(name, hold.token, holder, hold.left, hold.metadata, held_for=age, waiters=waiters)
@@ -177,7 +177,7 @@ def _read_line(reply: Reply) -> list[_Place]:
 
 
 _PATIENCE = 5.0
-"""Seconds for which the nodes may be asked when the grant has almost ended."""
+"""Seconds for asking the nodes when the grant has almost ended."""
 
 
 class RevocationTally:
@@ -236,8 +236,8 @@ class QuorumRevocations:
     """
     Revokes for one backend.
 
-    1. A majority of the nodes shows who has the token. Then each node is asked to delete the hold of this owner and
-       token, in one step (`operating.lua`), so a later grant is never hit.
+    1. A majority of the nodes shows who has the token. Then each node gets the request to delete the hold of this owner
+       and token, in one step (`operating.lua`), so a later grant is never hit.
     2. Each node keeps a note: which revocation came first, whether it has deleted a hold, and the reason. While the
        note stands, the holder gets no new hold there (`holds.lua`).
     3. The grant has ended when a majority of the nodes has no hold of it and will get none: a node that has deleted
@@ -266,16 +266,16 @@ class QuorumRevocations:
         revocation = new_owner()
         patience = shown.left + _PATIENCE
         request = NodeRequest(self._requests.revoke(name, shown, revocation, reason, patience))
-        told = _RevocationRound(RevocationTally(len(self._nodes), holding, revocation))
+        round_ = _RevocationRound(RevocationTally(len(self._nodes), holding, revocation))
         for node in self._nodes:
-            node.tell(("revoke", name, token), request, shown.left, told.answer)
-        return await told.result(patience)
+            node.tell(("revoke", name, token), request, shown.left, round_.answer)
+        return await round_.result(patience)
 
     async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
         """For claims whose grants have ended: why they were revoked; None where no operator did it."""
         # A majority has the note of a grant that was revoked, so one of any majority has it.
         answers = await ask_nodes(self._nodes, self._requests.noted(claims), _read_reasons, lambda _: True)
-        return [next((reason for reason in told if reason), None) for told in zip(*answers.values(), strict=True)]
+        return [next((reason for reason in found if reason), None) for found in zip(*answers.values(), strict=True)]
 
 
 class _RevocationRound:

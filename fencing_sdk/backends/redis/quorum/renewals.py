@@ -63,7 +63,7 @@ class QuorumRenewals:
         Args:
             claims: The leases.
 
-            voters: The nodes that are asked.
+            voters: The nodes to ask.
 
             look: Only look whether leases are lost. Nodes that have lost a hold get no new one: else what an
                 operator deletes on one node after the other would come back.

@@ -1,8 +1,8 @@
 """
 One session of kazoo's client: in one thread of its own, which calls back and never blocks the loop.
 
-kazoo is known here and in the two modules below: what is asked is in `_requests`, and how a server is
-reached in `_dial`. Four things have no public name in kazoo: sending a request that it has no method for,
+kazoo is known here and in the two modules below: the requests are in `_requests`, and how a server is reached in
+`_dial`. Four things have no public name in kazoo: sending a request that it has no method for,
 the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
 """
 
@@ -77,14 +77,14 @@ class ConnectionNews(NamedTuple):
 
 
 def _quiet_logger() -> logging.Logger:
-    """Keep kazoo from logging credentials and data (at DEBUG), and what our errors tell anyway (at WARNING)."""
+    """Keep kazoo from logging credentials and data (at DEBUG), and what our errors contain anyway (at WARNING)."""
     logger = logging.Logger("fencing_sdk.zookeeper", logging.ERROR)  # noqa: LOG001  (not one that others configure)
     logger.parent = logging.getLogger("fencing_sdk")
     return logger
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """A client that is given hosts and ports. kazoo reads them from a text, with `urllib.parse.urlsplit`."""
+    """A client that takes hosts and ports. kazoo reads them from a text, with `urllib.parse.urlsplit`."""
 
     def set_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
         self.hosts, self.chroot = list(hosts), ""
@@ -149,7 +149,7 @@ class KazooDriver:
         return self._dial.in_turn(self._servers())
 
     def _connected(self, *address: object) -> object:
-        """Connect and log in as kazoo does; tell which session it is and for how long it was granted."""
+        """Connect and log in as kazoo does; report which session it is and the timeout that the server granted."""
         timeouts = self._log_in(*address)
         try:
             self._drop_late_requests()
@@ -172,7 +172,7 @@ class KazooDriver:
 
         What it does not expect would end its thread with a traceback; and a connection that broke during a login
         by SASL would be a refused login to it, which ends the session. Servers do hang up on a wrong password, but
-        so do networks: only the same again and again is taken for a refusal, and the session is given up for neither.
+        so do networks: only the same again and again is taken for a refusal, and neither ends the session.
         """
         broken, self._broken_logins = self._broken_logins, 0
         try:
@@ -203,7 +203,7 @@ class KazooDriver:
 
     def _drop_late_requests(self) -> None:
         """
-        Fail what was asked between a loss and the moment in which the loop heard of it.
+        Fail the requests between a loss and the moment in which the loop heard of it.
 
         kazoo would send it now, long after the caller has given it up.
         """
@@ -257,7 +257,7 @@ class KazooDriver:
         Stop in a thread of its own, then call *done* there.
 
         Args:
-            close_session: Tell the server, which then removes what is the session's. If not, the
+            close_session: Close it at the server, which then removes what is the session's. If not, the
                 session goes on without a connection until its timeout.
 
             done: Called when nothing of the client is left.
@@ -287,7 +287,7 @@ class KazooDriver:
 
 
 def _reason(error: Exception) -> Exception:
-    """What made kazoo drop a connection: it says so in its text alone."""
+    """Return what made kazoo drop a connection: kazoo's own error has it in the text alone."""
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
@@ -369,12 +369,12 @@ class NodeEnds:
             return due, max(_PAUSE, self._first - now)
 
     def gone(self, path: str) -> None:
-        """A node that was given up is deleted."""
+        """An abandoned node is deleted."""
         with self._lock:
             self._going.discard(path)
 
     def stays(self, path: str) -> None:
-        """A node that was given up could not be deleted: it is due again."""
+        """An abandoned node could not be deleted: it is due again."""
         with self._lock:
             self._going.discard(path)
             if path not in self._ends:

@@ -1,5 +1,5 @@
 """
-What can be asked of ZooKeeper, in the driver's words: requests, the record about a node, and the access to it.
+The requests that ZooKeeper takes, in the driver's words: requests, the record about a node, and the access to it.
 
 One kind of request has no public name in kazoo, and is made up here: creating a container.
 """
@@ -141,7 +141,7 @@ def delete(path: str) -> object:
 
 
 def sync(path: str) -> object:
-    """Answered by way of the leader, and nothing that is asked afterwards is answered with older knowledge."""
+    """Answered by way of the leader, so that no later request gets an older answer."""
     return Sync(path)
 
 

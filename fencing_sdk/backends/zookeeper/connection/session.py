@@ -97,7 +97,7 @@ class ZooKeeperSession:
         self._alarm: asyncio.TimerHandle | None = None
         self.connected = False
         self.connections = 0
-        """How often it was connected: what was watched on an earlier connection is not watched any more."""
+        """How often it was connected: a watch ends with its connection."""
         self.error: Exception | None = None
         """Why the session has ended, if it has."""
         self.timeout = 0.0
@@ -111,7 +111,7 @@ class ZooKeeperSession:
 
     @property
     def asked(self) -> float:
-        """Seconds that the server was asked to keep the session without a sign of life."""
+        """Seconds for which the client asked the server to keep the session without a sign of life."""
         return self._asked
 
     @property
@@ -269,7 +269,7 @@ class ZooKeeperSession:
             self._rung = True
             try:
                 self._loop.call_soon_threadsafe(self._open_letters)
-            except RuntimeError:  # the loop was closed, and no caller waits any more
+            except RuntimeError:  # the loop was closed, and with it every caller
                 self._rung = False
 
     def _open_letters(self) -> None:
@@ -291,7 +291,7 @@ class ZooKeeperSession:
                 self._on_resumed(self)
             return
         self._fail_waiting(news.error)
-        # The driver has answered what it had before it told us; what is left was handed to it in between.
+        # The driver has answered what it had before this news; it got the rest in between.
         late = list(self._under_way)
         self._under_way.clear()
         _fail(late, news.error)
@@ -328,11 +328,11 @@ class ZooKeeperSession:
             alarm.cancel()
             ended.set()
 
-        def tell() -> None:
+        def closed() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(done)
 
-        driver.end(close_session=close_session, done=tell)
+        driver.end(close_session=close_session, done=closed)
         return ended
 
     def _reset(self) -> None:
