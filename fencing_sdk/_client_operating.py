@@ -140,7 +140,7 @@ class OperatingClient(ABC):
         Args:
             name: The lock's name.
 
-            token: The token of the grant, as `inspect` or `all_holders` told it. All readers who share it lose the
+            token: The token of the grant, from `inspect` or `all_holders`. All readers who share it lose the
                 lock.
 
             reason: What the holder finds in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
@@ -222,9 +222,7 @@ def check_token(token: object) -> int:
     except TypeError:
         number = -1
     if isinstance(token, bool) or not 0 <= number < TOKEN_LIMIT:
-        msg = (
-            f"token must be the number that inspect() or all_holders() told, from 0 to below 2**53, not {shown(token)}"
-        )
+        msg = f"token must be the number from inspect() or all_holders(), from 0 to below 2**53, not {shown(token)}"
         raise ConfigurationError(msg)
     return number
 

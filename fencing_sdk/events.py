@@ -159,7 +159,7 @@ class JobOutcome(StrEnum):
     """The lease was lost while the function ran, or before the store had confirmed that it keeps the lock."""
 
     FAILED = "failed"
-    """The function raised an error and the lock stays taken, or the store could not be asked for the lock."""
+    """The function raised an error and the lock stays taken, or the call could not ask for the lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ parent. What a child must not use notes `here` when it is made, and compares it 
 
 `os.fork` runs the hooks of Python in the child. A fork in C does not (uWSGI loads the application and then calls
 ``fork``), so the kernel marks the child: it empties a page of memory there (``MADV_WIPEONFORK``), which is read at a
-fraction of the cost of asking for the process id. Systems without such a page are asked for the id.
+fraction of the cost of asking for the process id. Systems without such a page have to ask.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class DemoRun:
         )
 
     def tell(self, actor: str) -> None:
-        """Tell a worker to take its next step. One that is frozen finds the message when it is resumed."""
+        """Send a worker to its next step. One that is frozen finds the message when it is resumed."""
         pipe = self._workers[actor].stdin
         assert pipe is not None  # started with one
         with contextlib.suppress(BrokenPipeError):  # the worker has ended, which the next wait reports

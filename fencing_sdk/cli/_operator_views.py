@@ -105,5 +105,5 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
 
 
 def at_a_terminal() -> bool:
-    """Return whether a person can be asked."""
+    """Return whether a person can answer a question."""
     return os.isatty(0) and os.isatty(1)

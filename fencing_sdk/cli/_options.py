@@ -97,7 +97,7 @@ class Arguments(argparse.ArgumentParser):
                 joined.append(word)
         names = [word.partition("=")[0] for word in joined]
         if twice := [name for name in self._once if names.count(name) > 1]:
-            self.error(f"{twice[0]} is given more than once")
+            self.error(f"{twice[0]} occurs more than once")
         given, words = self.parse_known_args(joined)
         for word in words:
             if word.startswith("-") and word != "-":

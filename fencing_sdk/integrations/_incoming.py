@@ -326,7 +326,7 @@ def blames(error: Exception, request: R, read: Callable[[R], Token | None]) -> b
     Return whether an *error* that left the handler is the answer to this *request*.
 
     A handler may write under a lease of its own. If that one is stale, the caller's token is not
-    to blame, and saying so would make the caller give up a lock that it holds.
+    to blame, and an answer that blames it would make the caller give up a lock that it holds.
     """
     if not isinstance(error, StaleTokenError):
         return True

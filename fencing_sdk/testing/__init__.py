@@ -1,7 +1,7 @@
 """
 What tests need: suites for backends and guards, faults, and a world on virtual time.
 
-Names are loaded when they are asked for: pytest is needed by the suites alone.
+Each name is loaded on first use: only the suites need pytest.
 """
 
 from __future__ import annotations

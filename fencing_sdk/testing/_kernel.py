@@ -204,7 +204,7 @@ class LockService:
         return self._table.release(claim, self._clock.now())
 
     def revoke(self, name: str) -> None:
-        """Take *name* away from its holder, without telling the holder's client."""
+        """Take *name* away from its holder, without a notice to the holder's client."""
         self._table.revoke(name, self._clock.now())
 
     def inspect(self, name: str) -> Holder | None:

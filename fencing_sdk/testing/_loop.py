@@ -62,7 +62,7 @@ class Timeline:
         self._depth = 0
 
     def at(self, when: float, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Let *call* happen at *when*; what is due at one moment happens in the order it was asked for."""
+        """Let *call* happen at *when*; what is due at one moment happens in the order of these calls."""
         heapq.heappush(self._heap, (when, next(self._numbers), call, args))
 
     @property
@@ -171,7 +171,7 @@ def check_python() -> None:
 
 
 def _ended(task: VirtualTask[Any]) -> None:
-    """Tell the loop of *task* that it has ended."""
+    """Report to the loop of *task* that it has ended."""
     loop = task.get_loop()
     assert isinstance(loop, VirtualLoop)  # which made it
     loop.forget(task)
@@ -353,7 +353,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._turning
 
     def is_closed(self) -> bool:
-        """Return whether the loop takes no callbacks any more."""
+        """Return whether the loop has stopped taking callbacks."""
         return self._closed
 
     def close(self) -> None:

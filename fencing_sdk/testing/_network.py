@@ -41,10 +41,10 @@ class LinkFault:
     again: float | None = None
     """Seconds after which the message arrives a second time."""
     struck: Callable[[], object] | None = None
-    """Told of every message that is hit."""
+    """Called with every message that is hit."""
 
     def strikes(self, operation: str, way: str) -> bool:
-        """Tell whether a message is hit, and count it."""
+        """Return whether a message is hit, and count it."""
         if self.operation not in {None, operation} or self.way not in {None, way} or self.times == 0:
             return False
         if self.times is not None:
@@ -251,7 +251,7 @@ def _outcome(handle: Callable[[str], T], sender: str) -> T | FencingError:
 
 def _settle(reply: asyncio.Future[T], outcome: T | FencingError) -> None:
     if reply.done():
-        return  # the caller was cancelled and does not wait any more
+        return  # the caller was cancelled and has stopped waiting
     if isinstance(outcome, FencingError):
         reply.set_exception(outcome)
     else:

@@ -27,7 +27,7 @@ from fencing_sdk.testing.world import World, WorldClient
 # ruff: noqa: SLF001  (a world shows its users no leases and no turns of loops)
 
 _SOON = 0.01
-"""Seconds in which a client notices what it was told, and what it has sent arrives."""
+"""Seconds in which a client notices a change, and what it has sent arrives."""
 _PATIENCE = 10.0
 """Seconds until the loop of another thread has ended a lease."""
 
@@ -182,7 +182,7 @@ class PauseLater:
         self._world = world
         self._steps = steps
         self.came: bool | None = None
-        """True if the work was still going on then; None before it was asked for."""
+        """True if the work was still going on then; None before the work asked for it."""
 
     @contextlib.contextmanager
     def __call__(self, client: WorldClient) -> Iterator[None]:
@@ -300,5 +300,5 @@ def _store_of(lease: LeaseState) -> MemoryBackend:
         backend = backend._backend
     if isinstance(backend, MemoryBackend):
         return backend
-    msg = f"{type(backend).__name__} cannot be told to end a lease; use a MemoryBackend, or a World"
+    msg = f"{type(backend).__name__} has no way to end a lease; use a MemoryBackend, or a World"
     raise UsageError(msg)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 TURN = 50e-6
 """Seconds that one turn of an event loop takes: without them code that spins would stop time."""
 _CANCELLATIONS = 3
-"""How often what is left at the end is told to end."""
+"""How often to cancel what is left at the end."""
 _LAST_SECONDS = 10.0
 """Seconds to clean up after each time."""
 
@@ -157,7 +157,7 @@ class Process:
         await self.loop.shutdown_asyncgens()
 
     def close(self) -> list[BaseException]:
-        """Close the loop; return what failed since `unseen` was asked, and what does not end."""
+        """Close the loop; return what failed since the last look at `unseen`, and what does not end."""
         stubborn = [
             RuntimeError(f"a task of simulated process {self.name} does not end when it is cancelled: {task!r}")
             for task in self._spawned or self.loop.tasks

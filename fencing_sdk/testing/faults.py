@@ -3,8 +3,8 @@ A backend with a bad network in front of it.
 
 Each operation has a list of faults. The first one meets the next calls, until its ``times`` are
 used up. It may hold the request back, lose it, deliver it twice, lose the answer after the request
-was applied, or hang without reacting to cancellation. What is lost is told to the caller at once,
-as by a connection that breaks, or never, as by a network that swallows packets.
+was applied, or hang without reacting to cancellation. The caller learns of a loss at once, as by a connection that
+breaks, or never, as by a network that swallows packets.
 """
 
 from __future__ import annotations

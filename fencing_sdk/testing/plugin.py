@@ -16,7 +16,7 @@ Load it in conftest.py and ask for its fixtures::
         assert seats.buyer == "Bob"
 
 The fixtures are plain: they need no plugin for asynchronous tests, and get along with any. A test
-that fails shows the history of its worlds. Nothing but pytest is imported before a fixture is asked for.
+that fails shows the history of its worlds. Nothing but pytest is imported before a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def pause(_lock_worlds: Worlds) -> Pause:
 @pytest.fixture
 def pause_anywhere(_lock_worlds: Worlds) -> PauseAnywhere:
     """
-    Tell one story again and again, with a pause one step later each time, until it has no more steps.
+    Play one story again and again, with a pause one step later each time, until it has no more steps.
 
         for world, pause in pause_anywhere():
             ...  # as with `lock_world` and `pause`, from the beginning

@@ -47,16 +47,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TOLD = ("token", "reason", "resource", "fence", "conflict", "confirmed")
-"""What a history tells about an event: nothing that differs between two runs, such as an owner."""
+"""The fields of an event that a history shows: nothing that differs between two runs, such as an owner."""
 
 
 class World:
     """
     Virtual time, and everything that lives in it.
 
-    Use it with ``with``, or let go of it: it ends when nothing refers to it or its clients any
-    more. Then all clients are resumed, their work is cancelled and they are closed. If a task failed and
-    was never awaited, its error is raised at the end; no error is lost.
+    Use it with ``with``, or let go of it: it ends when nothing refers to it or its clients. Then all clients are
+    resumed, their work is cancelled and they are closed. If a task failed and was never awaited, its error is raised at
+    the end; no error is lost.
 
     Args:
         seed: Decides what is left to chance: latencies, where clocks begin, and what ``random`` draws.
@@ -141,7 +141,7 @@ class World:
         return FencedStore(self._kernel.timeline, self._kernel.network, self._kernel.new_name(name))
 
     def holder(self, name: str) -> str | None:
-        """Tell which client holds lock *name* at this moment, in the eyes of the service."""
+        """Return the client that holds lock *name* at this moment, in the eyes of the service."""
         return self._kernel.service.holder(name)
 
     def sleep(self, duration: Seconds) -> None:
@@ -195,7 +195,7 @@ class WorldClient:
         self.link: Link = kernel.network.connect(process)
         """Its way to the lock service and to the stores."""
         self.events: list[Event] = []
-        """What its `LockClient` told its observers."""
+        """The events that its `LockClient` reported to its observers."""
         self.locks = LockClient(
             WorldBackend(self.link, kernel.service),
             observers=[self.events.append, _historian(kernel.timeline, process.name)],
@@ -207,7 +207,7 @@ class WorldClient:
         self.sync_locks = client_for_threads(self.locks, kernel, process)
         """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""
         process.on_close(self.locks.aclose)
-        process.spawn(self.locks.__aenter__())  # in front of everything the client will be asked to do
+        process.spawn(self.locks.__aenter__())  # in front of everything that the client will do
 
     def __repr__(self) -> str:
         return f"<WorldClient {shown(self.name)}{', paused' if self.paused else ''}>"

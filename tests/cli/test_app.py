@@ -39,7 +39,7 @@ from fencing_sdk.cli._options import StoreOptions
         (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),
         (["run", "job", "-x", "true"], "unknown option '-x'"),
         (["ls", "a", "b"], "too many arguments; write: fencing ls [PATTERN] [OPTIONS]"),
-        (["ls", "--limit", "1", "--limit=2"], "--limit is given more than once"),
+        (["ls", "--limit", "1", "--limit=2"], "--limit occurs more than once"),
         (["show"], "LOCK is missing; write: fencing show LOCK [OPTIONS]"),
         (["break", "job"], "--reason is missing; write: fencing break LOCK --reason REASON [OPTIONS]"),
         (["timeline", "a.jsonl"], "--svg is missing; write: fencing timeline RECORDING [RECORDING ...] --svg FILE"),

@@ -123,7 +123,7 @@ def _no_renewal_after_release(lease: RecordedLease, calls: list[RecordedCall], r
 
 def _right_error(lease: RecordedLease, report: Report) -> None:
     ended = math.inf if lease.body_ended is None else lease.body_ended
-    lost = lease.lost is not None  # told at the end of the turn in which the body ended too late
+    lost = lease.lost is not None  # reported at the end of the turn in which the body ended too late
     expected = {lease.how}
     if lease.how == "clean":
         expected = {"LeaseLostError"} if lost else {"None"}
@@ -145,7 +145,7 @@ def _right_error(lease: RecordedLease, report: Report) -> None:
 _SILENCES = frozenset({"cut", "outage", "refused", "lost", "late", "hung"})
 RIDDEN = 0.3
 """
-The part of a ttl for which the store may be silent without cost where a run does not tell its rhythm: little
+The part of a ttl for which the store may be silent without cost where a run does not record its rhythm: little
 more than half of what default timing rides out, see `Rhythm.ridden`, as real clients have to connect again.
 """
 

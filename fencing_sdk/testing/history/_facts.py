@@ -39,7 +39,7 @@ class RecordedLease:
     permits: int | None = None
     released: float | None = None
     kept: bool = False
-    """True if the store was asked to keep the lock for a while, instead of giving it back."""
+    """True if the client asked the store to keep the lock for a while, instead of giving it back."""
     lost: float | None = None
     reason: str = ""
     entered: float | None = None
@@ -186,7 +186,7 @@ class Rhythm:
 
 @dataclass
 class Facts:
-    """Everything that one run tells."""
+    """Everything that one run has recorded."""
 
     title: str = ""
     outcome: str = ""
@@ -266,7 +266,7 @@ class Facts:
 
     @cached_property
     def given(self) -> dict[int, list[tuple[str, float]]]:
-        """By token: who was given it, and when at the earliest."""
+        """By token: who got it, and when at the earliest."""
         found: dict[int, list[tuple[str, float]]] = {}
         for lease in self.leases:
             found.setdefault(lease.token, []).append((lease.holder, lease.asked))
@@ -276,7 +276,7 @@ class Facts:
 
     @cached_property
     def given_by(self) -> Maxima:
-        """When each token was given at the earliest."""
+        """When each token was granted at the earliest."""
         return Maxima((since, token) for token, holders in self.given.items() for _, since in holders)
 
     @cached_property

@@ -317,7 +317,7 @@ def _number(line: Line, field: str) -> int | None:
 
 
 def _wrong(error: Exception) -> str:
-    """What a line lacks, or what a field of it is not; Python tells the latter, on one line."""
+    """Return what a line lacks, or what is wrong with a field: the latter in Python's words, on one line."""
     if isinstance(error, KeyError):
         return f"{shown(error.args[0])} is missing"
     text = str(error)

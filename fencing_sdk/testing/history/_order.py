@@ -52,7 +52,7 @@ def check_order(facts: Facts, report: Report) -> None:
 
 
 def _orderable(calls: list[RecordedCall]) -> bool | None:
-    """Return whether an order exists; None when the search was given up."""
+    """Return whether an order exists; None when the search took too long."""
     everything = (1 << len(calls)) - 1
     sure = sum(1 << number for number, call in enumerate(calls) if call.answered < math.inf)
     stack = [(everything, _State())]

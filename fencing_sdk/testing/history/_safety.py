@@ -102,7 +102,7 @@ def _no_more_than_there_are(facts: Facts, report: Report) -> None:
     """A permit's number is below the number of permits: with one holder for each number, that bounds them all."""
     for lease in facts.leases:
         if lease.permit is not None and lease.permits is not None and not 0 <= lease.permit < lease.permits:
-            text = f"{lease.actor} was given permit {lease.permit} of {lease.name}, which has {lease.permits}"
+            text = f"{lease.actor} got permit {lease.permit} of {lease.name}, which has {lease.permits}"
             report.found("P1", "too_many_permits", lease.acquired, text)
 
 
@@ -113,8 +113,8 @@ def check_tokens(facts: Facts, report: Report) -> None:
     """
     Compare tokens of grants that are ordered in time.
 
-    Two acquisitions are ordered if one had its answer before the other was asked for. Of those
-    that overlap nothing is promised, except that they differ.
+    Two acquisitions are ordered if one had its answer before the other began. The tokens of those that overlap only
+    have to differ.
     """
     for name in facts.names:
         leases = facts.of(name)
@@ -156,7 +156,7 @@ def _growing(name: str, leases: list[RecordedLease], report: Report) -> None:
         report.saw("P4")
         together = lease.token == best.token and _readers(lease, best)
         if lease.token <= best.token and lease.holder != best.holder and not together:
-            text = f"{lease.actor} was given token {lease.token} of {name} after {best.actor} had {best.token}"
+            text = f"{lease.actor} got token {lease.token} of {name} after {best.actor} had {best.token}"
             report.found("P4", "token_fell", lease.acquired, text)
 
 

@@ -29,7 +29,7 @@ _NUMBERS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A write that a guard accepted: when it was asked for, its token, and when it was answered."""
+    """A write that a guard accepted: when the request began, its token, and when the answer came."""
 
     asked: int
     token: int
@@ -88,7 +88,7 @@ class RacePromises(GuardUnderTest):
         return True
 
     async def _write_at_random(self, guard: Guard, ticks: itertools.count[int], seed: int) -> list[_Accepted]:
-        """Write with tokens around a rising middle; tell which were accepted."""
+        """Write with tokens around a rising middle; return which were accepted."""
         chance = random.Random(seed)
         accepted: list[_Accepted] = []
         seen = -1
@@ -108,7 +108,7 @@ class RacePromises(GuardUnderTest):
         return accepted
 
     async def _check_history(self, guard: Guard, histories: list[list[_Accepted]]) -> None:
-        """A write that was asked for after another one was answered has no lower token; the highest stays."""
+        """A write that began after the answer to another one has no lower token; the highest stays."""
         accepted = [write for history in histories for write in history]
         for earlier, later in itertools.permutations(accepted, 2):
             if earlier.answered < later.asked:
@@ -288,7 +288,7 @@ class SeveralPromises(GuardUnderTest):
     @needs("several")
     @pytest.mark.parametrize("tokens", NO_MAPPINGS, ids=lambda tokens: ascii(tokens)[:20])
     async def test_what_is_no_mapping_of_tokens_is_refused_and_changes_nothing(self, guard: Guard, tokens: Any) -> None:
-        """Before anything is asked or written."""
+        """Before any request or write."""
         with pytest.raises(ConfigurationError):
             await self.write_all(guard, tokens, {"a": "value", "b": "value"})
         for name in ("a", "b"):

@@ -265,7 +265,7 @@ class FencePromises(GuardUnderTest):
 
     @pytest.mark.parametrize("resource", NO_RESOURCES, ids=lambda resource: ascii(resource)[:20])
     async def test_what_names_no_resource_is_refused(self, guard: Guard, resource: Any) -> None:
-        """Before anything is asked or written, with the error that is made for it."""
+        """Before any request or write, with the error that is made for it."""
         with pytest.raises(ConfigurationError):
             await self.write(guard, resource, NEW, "value")
         with pytest.raises(ConfigurationError):

@@ -285,7 +285,7 @@ class OutagePromises(BackendUnderTest):
 
     @needs("breakable")
     async def test_the_same_object_works_again_after_an_outage(self, backend: Backend) -> None:
-        """It reconnects by itself, and a grant that was given before is still known."""
+        """It reconnects by itself, and still knows an earlier grant."""
         claim = self.claim()
         token = await self.granted(backend, claim)
         async with self.soon(), self.break_store(backend):

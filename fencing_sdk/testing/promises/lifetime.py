@@ -95,7 +95,7 @@ class ExpiryPromises(BackendUnderTest):
             assert freed_at >= self.lasted_until(sent_at, ttl)
 
     async def test_the_remaining_seconds_shrink(self, backend: Backend) -> None:
-        """What `inspect` shows is what is left, and not the ttl that was asked for."""
+        """What `inspect` shows is what is left, and not the ttl of the claim."""
         ttl = 10 * self.ttl
         await self.granted(backend, self.claim(ttl=ttl))
         granted_by = self.now()
@@ -204,7 +204,7 @@ class RenewalPromises(BackendUnderTest):
     # Many in one call
 
     async def test_an_empty_renewal_has_no_outcomes(self, backend: Backend) -> None:
-        """Nothing is asked and nothing fails."""
+        """It sends nothing, and nothing fails."""
         assert list(await backend.renew([])) == []
 
     async def test_every_claim_has_its_own_outcome_in_order(self, backend: Backend) -> None:
@@ -355,7 +355,7 @@ class TokenPromises(BackendUnderTest):
             self.assert_rising(row)
 
     async def test_two_grants_never_share_a_token(self, backend: Backend, reopen: Reopen) -> None:
-        """Many rivals of two clients, all at once: every number is given once, in the order of the grants."""
+        """Many rivals of two clients, all at once: every number comes once, in the order of the grants."""
         tokens: list[int] = []
 
         async def rival(client: Backend) -> None:

@@ -89,7 +89,7 @@ class ListingPromises(BackendUnderTest):
 
     @needs("lists", "shares")
     async def test_holders_tells_the_age_of_every_share_as_the_listing_does(self, backend: SharesAreListed) -> None:
-        """A permit alone and beside others, readers, and what inspect tells of them."""
+        """A permit alone and beside others, readers, and what inspect returns of them."""
         for name, mode, count in (("one", Permit(3), 1), ("two", Permit(3), 2), ("readers", READER, 2)):
             for _ in range(count):
                 await self.granted(backend, Claim(name, 60.0, mode=mode))
@@ -110,7 +110,7 @@ class ListingPromises(BackendUnderTest):
 
     @needs("lists")
     async def test_every_page_goes_on_where_the_last_one_ended(self, backend: ListingBackend) -> None:
-        """All that are held from begin to end are told, although others are released and acquired meanwhile."""
+        """All that are held from begin to end are listed, although others are released and acquired meanwhile."""
         stays = {f"stays/{number}" for number in range(40)}
         goes = [self.claim(f"goes/{number}") for number in range(40)]
         for name, other in zip(sorted(stays), goes, strict=True):
@@ -276,7 +276,7 @@ class RevokingPromises(BackendUnderTest):
 
 
 def _same_age(listed: Holder, shown: Holder) -> bool:
-    """Return whether two answers tell the same of the moment of a grant. Seconds may be between them."""
+    """Return whether two answers agree on the moment of a grant. Seconds may be between them."""
     if listed.held_for is None or shown.held_for is None:
         return listed.held_for is shown.held_for
     return abs(listed.held_for - shown.held_for) < 60

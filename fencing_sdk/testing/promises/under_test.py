@@ -68,7 +68,7 @@ class QueueingBackend(Backend, SupportsLine, Protocol):
 
 
 class NoticingBackend(Backend, SupportsLossNotice, Protocol):
-    """A backend that tells when a grant is taken away."""
+    """A backend that sends a notice when a grant is taken away."""
 
 
 class StandingClaim:
@@ -91,7 +91,7 @@ class StandingClaim:
     async def joined(self) -> None:
         """Wait until it is in the line. Some places have news then, which are no reason to try."""
         tells = self.place.tells_joining
-        while self.place.nap(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others tell nothing)
+        while self.place.nap(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others have no news)
             await asyncio.sleep(0.001)
         if tells and self._times == 1:
             self._news.clear()
@@ -163,7 +163,7 @@ class BackendUnderTest:
     """A grant passes from one owner to another in one step: the backend is a `SupportsTransfer`."""
 
     notices: bool = False
-    """Holders are told when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
+    """Holders get a notice when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
 
     processes: bool = True
     """Several processes share the store. Needs the fixture ``url``."""
@@ -178,7 +178,7 @@ class BackendUnderTest:
     """A ttl that a renewal has made longer is kept by the store alone, although the client has gone."""
 
     tells_taken_over: bool = True
-    """A refused renewal tells whether another holder has the lock."""
+    """A refused renewal shows whether another holder has the lock."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -225,7 +225,7 @@ class BackendUnderTest:
         return reopen()
 
     async def purge(self, backend: Backend) -> None:
-        """Run the store's clean-up of what is not needed any more, where it has one."""
+        """Run the store's clean-up of what is no longer needed, where it has one."""
 
     # What the promises are written with.
 
