@@ -99,7 +99,7 @@ def _asks_for_a_server(function: Callable[..., object]) -> bool:
 
 SERVER_PROGRAMS = {
     *("redis-server", "redis-sentinel", "valkey-server", "initdb", "postgres", "pg_ctl", "pgbouncer", "etcd", "java"),
-    *("openssl", "cc", "promtool"),
+    *("openssl", "cc", "promtool", "systemd-analyze", "kubectl"),
 }
 _test_without_servers: pytest.Item | None = None
 """The test that runs now, if it is not marked as one that needs a server."""

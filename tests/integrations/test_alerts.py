@@ -49,6 +49,16 @@ def test_the_rules_pass_their_tests(promtool: Callable[..., None]) -> None:
     promtool("test", "rules", DOCS / "alerts_test.yml")
 
 
+def test_prometheus_understands_the_queries_of_the_dashboard(promtool: Callable[..., None], tmp_path: Path) -> None:
+    """As rules: promtool needs a server to answer a query, and none to read it."""
+    panels = json.loads((DOCS / "grafana-dashboard.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    filled = [query.replace("$__rate_interval", "5m").replace("$lock", ".*") for query in queries]
+    recorded = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(filled)]
+    (rules := tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    promtool("check", "rules", rules)
+
+
 OF_OPENTELEMETRY = "fencing_spare_seconds_bucket"
 """The one metric that Prometheus gets under another name by OpenTelemetry."""
 

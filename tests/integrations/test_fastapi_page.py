@@ -69,7 +69,11 @@ async def test_the_service_of_the_page_ends_at_work_in_order(tmp_path):
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        env={
+            **os.environ,
+            "FENCING_URL": "sqlite:///locks.db",
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        },
     )
     assert served.stdin is not None
     assert served.stdout is not None
