@@ -246,7 +246,7 @@ class Acquisition:
             return outcome
         if isinstance(outcome, Exception):
             raise outcome
-        detail = f"its answer must be a Grant or Held, and is {type(outcome).__name__}"
+        detail = f"its answer must be a Grant or Held, not {type(outcome).__name__}"
         raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
 
     def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:

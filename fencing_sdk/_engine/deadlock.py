@@ -72,7 +72,7 @@ def _already_held(terms: Terms, lease: LeaseState, thread: WaitingThread | None)
         )
     if isinstance(wanted, Permit) and isinstance(held, Permit):
         return UsageError(
-            f"this {caller} holds a permit of {name} already, and would wait for another one without an end: {caller}s "
+            f"this {caller} holds a permit of {name} already, and would wait for another one for ever: {caller}s "
             "that each hold one and wait for one more wait for each other; pass wait="
         )
     if wanted == LOCK == held:

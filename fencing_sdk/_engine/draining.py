@@ -236,7 +236,7 @@ class Draining:
         self.given_up = True
         self.look_again()
         if self._goes_on():
-            logger.warning("draining: some bodies go on although they were cancelled; they are not waited for")
+            logger.warning("draining: some bodies go on although they were cancelled; the drain does not wait for them")
 
 
 def work_of(terms: Terms) -> tuple[AnyLease, ...]:

@@ -94,7 +94,7 @@ class Engine:
             UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
         if self._generation != forks.here():
-            msg = "this client was opened before a fork, and is the parent's; enter it again here with 'async with'"
+            msg = "this client was opened before a fork and belongs to the parent; enter it again here: async with"
             raise UsageError(msg)
         if running_loop() is not self._loop:
             msg = "this client was opened in another event loop; open one client for each loop"

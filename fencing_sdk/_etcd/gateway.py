@@ -384,11 +384,11 @@ def make_gateway(
 def _credentials(user: object, password: object) -> Credentials | None:
     for name, text in (("user", user), ("password", password)):
         if text is not None and (not isinstance(text, str) or not text):
-            msg = f"{name} must be a str that is not empty, or None"
+            msg = f"{name} must be a non-empty str, or None"
             raise ConfigurationError(msg)
     if (user is None) != (password is None):
         given, missing = ("user", "password") if password is None else ("password", "user")
-        msg = f"{given} is nothing without the other; pass {missing} too"
+        msg = f"{given} needs the other one; pass {missing} too"
         raise ConfigurationError(msg)
     return None if user is None else Credentials(str(user), str(password))
 

@@ -204,7 +204,7 @@ def responses(fields: Json, count: int) -> list[Json]:
     """The answers of a transaction's operations, in order."""
     found = fields.get("responses", [])
     if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
-        msg = f"the answer has not {count} responses"
+        msg = f"the answer does not have {count} responses"
         raise UnreadableAnswerError(msg)
     return [next((part for part in each.values() if isinstance(part, dict)), {}) for each in found]
 

@@ -84,7 +84,7 @@ def tls_context(
         msg = f"{given[0]} and ssl_context exclude each other; use the context alone, and load the file into it"
         raise ConfigurationError(msg)
     if key is not None and cert is None:
-        msg = "key is that of a certificate; pass cert=/path/to/client.pem too"
+        msg = "key belongs to a certificate; pass cert=/path/to/client.pem too"
         raise ConfigurationError(msg)
     if not tls:
         return None
@@ -179,7 +179,7 @@ _OF_ANOTHER_HOST, _OUTDATED = {62, 64}, {9, 10}
 def distrust(error: ssl.SSLCertVerificationError, option: str) -> str:
     """Say why a server's certificate is refused, and with which *option* its authority is named."""
     if error.verify_code in _OF_ANOTHER_HOST:
-        return "the server's certificate is made for another host than the one that was named"
+        return "the server's certificate is for another host than the one you named"
     if error.verify_code in _OUTDATED:
         return "the server's certificate has expired, or is not valid yet"
     return f"the server's certificate is not trusted; name its authority with {option}=/path/to/ca.pem"

@@ -82,7 +82,7 @@ def split_url(url: str) -> StoreUrl:
     if not mark:
         return StoreUrl("", None, None, "", "", "")
     if "#" in rest:
-        refuse_url("has a '#', after which nothing would be read; write %23 where it is meant")
+        refuse_url("has a '#', and nothing after it would be read; write %23 for a literal one")
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     login, at, hosts = authority.rpartition("@")
@@ -141,11 +141,11 @@ def _name(text: str, which: str, *, sockets: bool) -> str:
     if name is None:
         _refuse(which, "has bytes that are not UTF-8")
     if not name:
-        _refuse(which, "is empty; is there a comma or a ':' too many?")
+        _refuse(which, "is empty; is there a ',' or a ':' too many?")
     if _has_control(name) or any(char.isspace() for char in name):
         _refuse(which, "has a space or a control character")
     if _NOT_IN_A_HOST & set(name) or ("/" in name and not (sockets and name.startswith("/"))):
-        _refuse(which, "has a character that is part of no host; is one in user or password not percent-encoded?")
+        _refuse(which, "has a character that cannot be in a host; is one in user or password not percent-encoded?")
     return name if "/" in name else name.lower()
 
 
@@ -153,7 +153,7 @@ def _bracketed(text: str, which: str) -> tuple[str, str | None]:
     inside, bracket, rest = text[1:].partition("]")
     match = _IPV6.fullmatch(inside)
     if not bracket or rest[:1] not in {"", ":"} or match is None or not is_ipv6(match["address"]):
-        _refuse(which, "has brackets around what is no IPv6 address; write [::1]:80 or [fe80::1%25eth0]:80")
+        _refuse(which, "has brackets, but no IPv6 address in them; write [::1]:80 or [fe80::1%25eth0]:80")
     zone = f"%{match['zone']}" if match["zone"] else ""
     return match["address"].lower() + zone, rest[1:] if rest else None
 
@@ -175,7 +175,7 @@ def read_port(text: str, which: str) -> int:
         ConfigurationError: it is none; the error begins with *which*, the name of the parameter.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_PORT and int(text) in _PORTS):
-        _refuse(which, "has a port that is no number from 1 to 65535")
+        _refuse(which, "has a port that is not a number from 1 to 65535")
     return int(text)
 
 

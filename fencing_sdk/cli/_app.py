@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run_arguments() -> Arguments:
     from fencing_sdk.cli.run import OnLoss
 
-    words = {"LOCK": "What only one may do at a time, such as nightly-report.", "COMMAND": "Put -- before it."}
+    words = {"LOCK": "The work that only one may do at a time, such as nightly-report.", "COMMAND": "Put -- before it."}
     parser = Arguments(run, "run LOCK [OPTIONS] -- COMMAND [ARGUMENT ...]", words)
     parser.store()
     parser.duration("--ttl", "The time after which others get the lock if this machine dies. Default: 15s.", 15.0)
@@ -139,18 +139,18 @@ def _run_arguments() -> Arguments:
     )
     parser.duration("--at-least", about, 0.0)
     about = (
-        "Whether only a success, exit code 0, keeps the lock for --at-least, so that another machine may take over "
-        "from a run that failed, or any end of the command. Default: success."
+        "Whether the command keeps the lock for --at-least only after a success (exit code 0), so that another machine "
+        "may take over from a run that failed, or after any end. Default: success."
     )
     parser.option("--at-least-on", about, choices=("success", "any"), default="success")
     about = (
-        "What happens to the command when the lease is lost: SIGTERM and soon SIGKILL, SIGKILL at once, or only a "
+        "How to stop the command when the lease is lost: SIGTERM and soon SIGKILL, SIGKILL at once, or only a "
         "warning. Default: term."
     )
     parser.option("--on-loss", about, choices=get_args(OnLoss), default="term")
     about = "What others see when they look up the holder. Default: host, process id, name of the command, start."
     parser.option("--metadata", about)
-    about = "So many commands hold the lock at the same time, each a number of its own."
+    about = "How many commands may hold the lock at the same time, each with a number of its own."
     parser.option("--permits", about, type=parse_number)
     parser.flag("--shared", "Hold the lock together with all others who share it, and with no one else.")
     parser.flag("--exclusive", "Hold the lock alone, in one line with those who share it.")
@@ -201,7 +201,7 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 _NAME = {"LOCK": "Its name, with the namespace of the application, if there is one: app:nightly."}
-_PATTERN = {"PATTERN": "As a shell matches file names, such as 'report/*'. Quote it."}
+_PATTERN = {"PATTERN": "A shell pattern for names, such as 'report/*'. Quote it."}
 _RECORDINGS = {"RECORDING": "Files of JSON lines, of one machine and run."}
 
 
@@ -239,12 +239,12 @@ def break_(arguments: Sequence[str]) -> int:
 
     parser = Arguments(break_, "break LOCK --reason REASON [OPTIONS]", _NAME)
     parser.store()
-    about = "What the holder reads in its error and its log. Up to 200 characters."
+    about = "The reason that the holder finds in its error and its log. Up to 200 characters."
     parser.option("--reason", about, required=True)
     about = "The token of the holder, as ls and show print it. Default: that of the only holder."
     parser.option("--token", about, type=parse_number)
     parser.flag("--yes", "Do not ask.")
-    parser.flag("--json", "Print what became of it as an object of JSON. Goes with --yes.")
+    parser.flag("--json", "Print the outcome as an object of JSON. Goes with --yes.")
     given, words = parser.read(arguments, least=1, most=1)
     breaking = Breaking(name=words[0], reason=given.reason, token=given.token, yes=given.yes, as_json=given.json)
     return breaking.run(given.where)
@@ -299,9 +299,9 @@ def check(arguments: Sequence[str]) -> int:
     Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to judge, 2 wrong usage.
     """
     parser = Arguments(check, "check RECORDING [RECORDING ...] [OPTIONS]", _RECORDINGS)
-    about = "Acquisitions below which a recording shows nothing. Default: 25."
+    about = "The fewest acquisitions from which to judge a recording. Default: 25."
     parser.option("--least", about, type=parse_number, default=25)
-    about = "A promise, P1 to P8, without which there is no pass. May be repeated. Default: P1 and P4."
+    about = "A promise, P1 to P8, that the recording must have tested. May be repeated. Default: P1 and P4."
     parser.option("--require", about, action="append", metavar="PROMISE")
     given, words = parser.read(arguments, least=1, most=_NO_LIMIT)
     from fencing_sdk.cli._screen import Output

@@ -70,9 +70,9 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
         if rows:
             _print_table(sorted(rows, key=lambda row: (row.name, row.permit or 0)))
         else:
-            say("nothing is held" if pattern == "*" else f"nothing is held that matches {shown(pattern)}")
+            say("nothing is held" if pattern == "*" else f"no lock matches {shown(pattern)}")
         if more:
-            say(f"there is more than these {limit}; see all with --limit 0 or --json")
+            say(f"there are more than these {limit}; see all with --limit 0 or --json")
         return 0
 
     return look(where, lines if as_json else table)
@@ -167,7 +167,7 @@ class Breaking:
             ConfigurationError: an argument cannot work, or there is no terminal and no *yes*.
         """
         if not self.yes and (self.as_json or not at_a_terminal()):
-            msg = "break asks before it takes a lock away, and here is no terminal; add --yes"
+            msg = "break asks before it takes a lock away, and there is no terminal here; add --yes"
             raise ConfigurationError(msg)
         check_reason(self.reason)  # before the question
         if self.token is not None:

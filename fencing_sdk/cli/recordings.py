@@ -158,7 +158,7 @@ def _missing(report: Report, verdict: Verdict, least: int, require: Sequence[str
     if not report.observed["hand-overs"]:
         return ": no lock was ever handed on"
     never = [promise for promise in require if report.of(promise) is Verdict.UNKNOWN]
-    return f": nothing was recorded about {', '.join(never)}"
+    return f": the recording has nothing about {', '.join(never)}"
 
 
 # For a picture; nothing is drawn here.

@@ -122,7 +122,7 @@ async def _facts(backend: Backend, store: SupportsDiagnosis | None, ttl: float) 
         with anyio.fail_after(_FACTS_LIMIT):
             return list(await store.diagnose(ttl))
     except BackendError as failure:
-        what, fix = str(failure), "mend what the store says, and run the diagnosis again"
+        what, fix = str(failure), "fix what the store reports, and run the diagnosis again"
     except TimeoutError:
         what, fix = f"no answer within {_FACTS_LIMIT:g} s", "look at the store's load and log"
     return [warning("store.settings", what, "its settings could not be read", fix)]
@@ -180,7 +180,7 @@ def _clocks(times: StoreTimes, allowed: float) -> list[Finding]:
             f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * allowed:g} % are allowed"
         )
         reason = "the store may hand a lock on before its holder's deadline"
-        fix = f"mend the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
+        fix = f"fix the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
         found.append(error("machine.drift", what, reason, fix))
     if times.difference is not None and abs(times.difference) > _LARGEST_DIFFERENCE:
         what = f"the store's clock is {times.difference:+.1f} s from this machine's"

@@ -93,7 +93,7 @@ class SelfTest:
                 step = "guard"
                 await self._check_guards()
         except BackendError as failure:
-            fix = "mend the store, and run the diagnosis again"
+            fix = "repair the store, and run the diagnosis again"
             if isinstance(failure, BackendRefusedError):
                 fix = "give the user what the page of the store lists"
             self.findings.append(error(f"self-test.{step}", str(failure), f"this client cannot {step}", fix))

@@ -51,7 +51,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """The upper bounds of the histograms' buckets: from one round trip to a lock that is held for minutes."""
 
 HELP = {
-    "wait": "Seconds from the begin of an acquisition to its lease. Its count is the number of leases.",
+    "wait": "Seconds from the start of an acquisition to its lease. Its count is the number of leases.",
     "hold": "Seconds from the grant until the lease was released.",
     "spare": "Seconds that were left of the deadline when a renewal was confirmed.",
     "not_acquired": "Acquisitions that ended without a lease, by reason.",
@@ -62,7 +62,7 @@ HELP = {
     "jobs": "Calls of jobs, by outcome.",
     "job_last_success_timestamp": "When this process last ran the job, in seconds since 1970. 0 if it has not yet.",
     "held": "Leases not given back yet: a lost one counts until its holder lets go.",
-    "waiting": "Acquisitions that go on now.",
+    "waiting": "Acquisitions under way.",
 }
 
 COUNTED: dict[str, tuple[str, type[StrEnum]] | None] = {

@@ -221,7 +221,7 @@ def _fence_of(model: Any) -> str:
     for one in model._meta.fields:  # noqa: SLF001  (likewise)
         if isinstance(one, FenceField):
             return str(one.name)
-    msg = f"write_fenced() needs a model with a FenceField, which {model.__name__} has not"
+    msg = f"write_fenced() needs a model with a FenceField, which {model.__name__} does not have"
     raise ConfigurationError(msg)
 
 

@@ -119,7 +119,7 @@ class TermLife(Generic[L]):
         name = shown(self.election.name)
         if self._inherited:
             msg = (
-                f"this term of election {name} was begun before a fork, and is the parent's; "
+                f"this term of election {name} was begun before a fork, and belongs to the parent; "
                 "go on with the loop in the child"
             )
             raise UsageError(msg)

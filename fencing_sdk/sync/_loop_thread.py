@@ -263,7 +263,7 @@ class LoopThread:
     ) -> None:
         self._check_thread()
         if self.inherited:  # before the gate, in which a thread of the parent may have been
-            msg = "this was begun before a fork, and is the parent's; begin it anew in the child"
+            msg = "this was begun before a fork, and belongs to the parent; begin it anew in the child"
             raise ClosedMeanwhileError(msg)
         self._check_open(only)  # before the gate: a closing that holds it may wait for this very thread
         with self._gate:  # nothing is posted to a loop that ends
@@ -286,7 +286,7 @@ class LoopThread:
             msg = "this client was closed, and what it held was released"
             raise ClosedMeanwhileError(msg)
         if only is None and self._loop is None and (job := _job_in(self._ending)) is not None:
-            msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it behind the job"
+            msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it after the job"
             raise ClosedMeanwhileError(msg)
 
     def _start(self) -> asyncio.AbstractEventLoop:

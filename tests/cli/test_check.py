@@ -113,7 +113,7 @@ def test_too_few_acquisitions_are_unknown(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_promise_that_has_to_be_shown_and_is_not_makes_it_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run_app(["check", str(recorded(tmp_path)), "--require", "P3"]) == 3
-    assert "nothing was recorded about P3" in capsys.readouterr().out
+    assert "the recording has nothing about P3" in capsys.readouterr().out
 
 
 def test_one_holder_alone_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

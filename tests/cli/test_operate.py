@@ -50,7 +50,7 @@ async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, l
         assert [line.split()[0] for line in chosen.stdout.splitlines()] == ["NAME", "seats/1"]
         few = await asyncio.to_thread(fencing, "ls", "--limit", "1")
         assert len(few.stdout.splitlines()) == 2
-        assert "there is more than these 1" in few.stderr
+        assert "there are more than these 1" in few.stderr
 
 
 async def test_at_a_terminal_long_names_are_folded_and_long_metadata_is_cut(
@@ -103,7 +103,7 @@ async def test_in_a_pipe_one_long_text_makes_no_other_line_longer(fencing: Fenci
 async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient):
     done = await asyncio.to_thread(fencing, "ls", "report/*")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "fencing: nothing is held that matches 'report/*'\n"
+    assert done.stderr == "fencing: no lock matches 'report/*'\n"
 
 
 async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, locks: LockClient):
@@ -172,7 +172,7 @@ async def test_break_with_a_token_hits_no_other_holder(fencing: Fencing, locks: 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["break", "a", "--reason", "x"], "here is no terminal; add --yes"),
+        (["break", "a", "--reason", "x"], "there is no terminal here; add --yes"),
         (["break", "a", "--yes"], "reason"),
         (["break", "a", "--yes", "--reason", ""], "reason must be"),
         (["break", "a", "--yes", "--reason", "x", "--token", "-1"], "token"),

@@ -209,7 +209,7 @@ print("ended")
     )
     if entered:
         refusal = said.pop(0)
-        assert refusal.startswith("this term of election 'a' was begun before a fork, and is the parent's")
+        assert refusal.startswith("this term of election 'a' was begun before a fork, and belongs to the parent")
     assert said == ["True", "ended"]
 
 

@@ -497,8 +497,8 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
         (LOCK, Held("soon"), "retry_after must be a number of seconds, or None"),
         (LOCK, Held(retry_after=[1]), "retry_after must be a number of seconds, or None"),
         (LOCK, Held(True), "retry_after must be a number of seconds, or None"),
-        (LOCK, None, "its answer must be a Grant or Held, and is NoneType"),
-        (LOCK, 34, "its answer must be a Grant or Held, and is int"),
+        (LOCK, None, "its answer must be a Grant or Held, not NoneType"),
+        (LOCK, 34, "its answer must be a Grant or Held, not int"),
     ],
 )
 @in_virtual_time

@@ -305,7 +305,7 @@ def test_options_stand_in_the_query_or_in_the_call():
 
 @pytest.mark.parametrize("url", ["x://h?a=1#b", "x://h#", "x://h#?a=1", "memory://?tokens=counter#x"])
 def test_nothing_of_a_url_is_dropped_in_silence(url):
-    with pytest.raises(ConfigurationError, match=r"^url has a '#', .* write %23 where it is meant$"):
+    with pytest.raises(ConfigurationError, match=r"^url has a '#', .* write %23 for a literal one$"):
         take_options(url, {}, ("a", "tokens"))
 
 
@@ -462,19 +462,19 @@ def test_the_driver_of_postgresql_is_given_parts():
         ("h1, h2,h3", "host 2 of url has a space"),
         ("h1,h2 ,h3", "host 2 of url has a space"),
         ("h1,h%202,h3", "host 2 of url has a space"),
-        ("h1,h2:0,h3", "host 2 of url has a port that is no number from 1 to 65535"),
+        ("h1,h2:0,h3", "host 2 of url has a port that is not a number from 1 to 65535"),
         ("h1,h2:65536,h3", "host 2 of url has a port"),
         ("h1,h2:,h3", "host 2 of url has a port"),
         (f"h1,h2:{SECRET},h3", "host 2 of url has a port"),
         ("h1,h2:\u0661,h3", "host 2 of url has a port"),
         ("h1,::1,h3", "host 2 of url has an IPv6 address without brackets"),
-        ("h1,[::1,h3", "host 2 of url has brackets around what is no IPv6 address"),
+        ("h1,[::1,h3", "host 2 of url has brackets, but no IPv6 address in them"),
         ("h1,[::1]x:1,h3", "host 2 of url has brackets"),
         (f"h1,[{SECRET}],h3", "host 2 of url has brackets"),
         ("h1,[127.0.0.1],h3", "host 2 of url has brackets"),
         ("h1,[::1%25],h3", "host 2 of url has brackets"),
-        (f"h1,h2]{SECRET},h3", "host 2 of url has a character that is part of no host"),
-        ("h1,h%2C2,h3", "host 2 of url has a character that is part of no host"),
+        (f"h1,h2]{SECRET},h3", "host 2 of url has a character that cannot be in a host"),
+        ("h1,h%2C2,h3", "host 2 of url has a character that cannot be in a host"),
         ("h1,h%FF,h3", "host 2 of url has bytes that are not UTF-8"),
         ("h1,h%00,h3", "host 2 of url has a space or a control character"),
         (f"u:{SECRET}@x@h1,h2,h3", "url has two '@'"),

@@ -220,7 +220,7 @@ def _read_cursor(cursor: str, begin: bytes, end: bytes) -> bytes:
         key = b""
     if begin <= key <= end:
         return key
-    msg = "cursor must be one that a page of this listing had"
+    msg = "cursor must come from a page of this listing"
     raise ConfigurationError(msg)
 
 

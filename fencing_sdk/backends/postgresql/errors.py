@@ -47,7 +47,7 @@ _ENCODING = "a name or metadata has a character that the database cannot store; 
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
 _READ_ONLY: Verdict = (
     BackendUnavailableError,
-    "no writes are taken, because default_transaction_read_only is on for the server, database, role or session",
+    "the server takes no writes, because default_transaction_read_only is on for the server, database, role or session",
 )
 
 CODES: dict[str, Verdict] = {
@@ -64,11 +64,11 @@ CODES: dict[str, Verdict] = {
     "57P02": (BackendUnavailableError, "the server crashed"),
     "57P03": (BackendUnavailableError, "the server is starting or shutting down"),
     # Another try cannot help.
-    "28000": (BackendRefusedError, "the server does not let this role in; see its pg_hba.conf"),
+    "28000": (BackendRefusedError, "the server rejects this role; see its pg_hba.conf"),
     "28P01": (BackendRefusedError, "wrong user or password"),
     "3D000": (BackendRefusedError, "the database does not exist"),
     "42501": (BackendRefusedError, _GRANTS),
-    "42704": (BackendRefusedError, "the URL has an option that is neither libpq's nor a setting of the server"),
+    "42704": (BackendRefusedError, "the URL has an option that neither libpq nor the server knows"),
     "22023": (BackendRefusedError, "the URL has an option with a value that the server does not take"),
     "22021": (BackendRefusedError, _ENCODING),
     "22P05": (BackendRefusedError, _ENCODING),
@@ -96,9 +96,9 @@ CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ConnectionAbandonedError, (BackendUnavailableError, "the connection was abandoned, or the backend was closed")),
     (
         NoTlsError,
-        (BackendRefusedError, "it, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there"),
+        (BackendRefusedError, "it, or a proxy before it, has no TLS, which sslmode requires; set ssl = on there"),
     ),
-    (driver.TargetNotMatched, (BackendUnavailableError, "no host is what target_session_attrs asks for")),
+    (driver.TargetNotMatched, (BackendUnavailableError, "no host matches target_session_attrs")),
     (driver.Disconnected, (BackendUnavailableError, "the connection broke")),
     (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
     (asyncio.IncompleteReadError, (BackendUnavailableError, "the connection broke")),
@@ -118,7 +118,7 @@ POOLER_TEXTS: tuple[tuple[str, Verdict], ...] = (
         (BackendUnavailableError, "the pooler cannot connect or log in to the server behind it; its log says why"),
     ),
     ("authentication failed|no such user", CODES["28P01"]),
-    ("login rejected", (BackendRefusedError, "the pooler does not let this user in; see its auth_hba_file")),
+    ("login rejected", (BackendRefusedError, "the pooler rejects this user; see its auth_hba_file")),
     ("SSL required", (BackendRefusedError, "the pooler asks for TLS; write sslmode=require, or verify-full")),
     ("no more connections allowed|connections exceeded|query_wait_timeout", _FULL),
     ("unsupported startup parameter", (BackendRefusedError, "the pooler does not take an option of the URL")),

@@ -72,7 +72,7 @@ def with_options(url: str, options: Mapping[str, object], ours: tuple[str, ...])
     """
     for name, value in options.items():
         if not isinstance(value, str) or not value:
-            msg = f"{name} must be a str that is not empty"
+            msg = f"{name} must be a non-empty str"
             raise ConfigurationError(msg)
     rest, _, query = url.partition("?")
     pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {*ours, *options}]

@@ -37,7 +37,7 @@ CODES: dict[str, Verdict] = {
     # Another try cannot help.
     "DENIED": (
         BackendRefusedError,
-        "the server is in protected mode, and lets in its own machine alone; give it a password (requirepass)",
+        "the server is in protected mode, and accepts only its own machine; give it a password (requirepass)",
     ),
     "NOAUTH": (BackendRefusedError, "the server requires a password"),
     "WRONGPASS": (BackendRefusedError, "wrong user or password"),
@@ -61,7 +61,7 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (driver.ReadOnlyError, CODES["READONLY"]),
     (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
     (driver.MaxConnectionsError, (BackendUnavailableError, "the server has no connection left; see its maxclients")),
-    (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a master that is up; is the service right?")),
+    (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a running master; is the service right?")),
     (
         driver.ResponseError,
         (BackendRefusedError, "the server refuses the first commands of a connection; does the database exist?"),

@@ -64,7 +64,7 @@ class ListingCursor(NamedTuple):
         layout, *numbers = cursor.split(".")
         if len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):  # noqa: PLR2004
             return cls(layout, int(numbers[0]), int(numbers[1]), numbers[2].encode())
-        msg = "cursor must be one that a page of this listing had"
+        msg = "cursor must come from a page of this listing"
         raise ConfigurationError(msg)
 
     @property

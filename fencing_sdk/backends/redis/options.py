@@ -257,7 +257,7 @@ Reader = Callable[[str, object], object]
 def _text(name: str, value: object) -> object:
     if isinstance(value, str) and value:
         return value
-    msg = f"{name} must be a text that is not empty"
+    msg = f"{name} must be a non-empty text"
     raise ConfigurationError(msg)
 
 

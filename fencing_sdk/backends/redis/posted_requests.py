@@ -186,7 +186,7 @@ class ReleasePost:
             if error.code in _NOT_EXECUTED:
                 return Posted.NOT_EXECUTED
             if error.code in NOT_MASTER:
-                self._pipe.close_soon("the server is no master")  # the next call looks for the master again
+                self._pipe.close_soon("the server is not a master")  # the next call looks for the master again
         failure = translated(self._operation, error)
         failure.__cause__ = error
         return failure

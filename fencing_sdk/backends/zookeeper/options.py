@@ -134,7 +134,7 @@ def _tls(files: Mapping[str, object], *, tls: bool) -> TlsContext | None:
             msg = f"{name} is for TLS; write ?tls=true, or pass tls=True"
             raise ConfigurationError(msg)
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-            msg = f"{name} must be a text that is not empty"
+            msg = f"{name} must be a non-empty text"
             raise ConfigurationError(msg)
     if ("certfile" in given) != ("keyfile" in given):
         msg = "certfile and keyfile belong together"

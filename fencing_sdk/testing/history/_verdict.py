@@ -80,7 +80,7 @@ class Report:
         The verdict on the whole: a pass only if enough was seen of everything that is required.
 
         Args:
-            least: Acquisitions below which a recording shows nothing.
+            least: The fewest acquisitions from which to judge a recording.
 
             require: Promises that must have been put to the test.
         """

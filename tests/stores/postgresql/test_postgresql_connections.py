@@ -382,10 +382,10 @@ async def test_a_certificate_is_not_verified_without_its_authority(mode, postgre
 async def test_a_server_without_tls_is_told_as_that(postgresql_server):
     said = await complaint(f"{postgresql_server.url}?sslmode=require")
     place = f"{HOST}:{postgresql_server.port}"
-    assert f"{place}: it, or a proxy before it, begins no TLS, which sslmode asks for; set ssl = on there" in said
+    assert f"{place}: it, or a proxy before it, has no TLS, which sslmode requires; set ssl = on there" in said
     assert said.startswith("BackendRefusedError")
     findings = await diagnosis_of(from_url(f"{postgresql_server.url}?sslmode=require")).diagnose(15.0)
-    assert any("begins no TLS" in finding.what for finding in findings)
+    assert any("has no TLS" in finding.what for finding in findings)
 
 
 async def test_a_file_that_cannot_be_used_is_named_with_its_option(
@@ -432,7 +432,7 @@ async def curt(_reader, writer):
     ("handler", "told"),
     [
         (silent, "(no answer within 1 s: it hangs, or a server behind it, or it is not PostgreSQL)"),
-        (polite, "(what answers there is not PostgreSQL)"),
+        (polite, "(the peer is not PostgreSQL)"),
         (curt, "; is it PostgreSQL?)"),
     ],
 )

@@ -270,7 +270,7 @@ async def test_what_is_no_redis_is_told_by_its_address(answer):
 
     async with serving(speak) as port:
         said = await complaint(f"redis://app:{SECRET}@{HOST}:{port}")
-    assert f"no connection to {HOST}:{port} (what answers there does not speak the protocol of Redis)" in said
+    assert f"no connection to {HOST}:{port} (the peer does not speak the protocol of Redis)" in said
 
 
 @contextlib.asynccontextmanager

@@ -326,7 +326,7 @@ async def test_a_server_with_too_many_clients_is_tried_again(start_redis):
 async def test_a_replica_is_refused_until_it_is_a_master(start_redis):
     master, replica = start_redis(), start_redis()
     await replica.command("REPLICAOF", "127.0.0.1", master.port)
-    told = f"127.0.0.1:{replica.port} is a replica, and no master"
+    told = f"127.0.0.1:{replica.port} is a replica, not a master"
     with pytest.raises(BackendUnavailableError, match=told):
         async with opened(replica.url):
             pytest.fail("it opened")

@@ -252,7 +252,7 @@ async def _behind(host: PostgresqlUrl) -> Exception:
     if answer in {b"N", b"S", b"E"}:
         reason = "the connection was closed"
     elif answer:
-        reason = "what answers there is not PostgreSQL"
+        reason = "the peer is not PostgreSQL"
     return NoConnectionError.at(host.place, reason)
 
 

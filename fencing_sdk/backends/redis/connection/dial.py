@@ -65,11 +65,11 @@ class ReplicaError(ReadOnlyError):
     def __init__(self, address: str, source: str | None) -> None:
         if source is None:
             super().__init__(
-                f"{address} is a replica, and no master: a replica grants no locks; "
+                f"{address} is a replica, not a master, and grants no locks; "
                 "name the master, or its Sentinels with redis+sentinel://"
             )
         else:
-            super().__init__(f"{address}, {source}, is a replica: a replica grants no locks; the next call asks again")
+            super().__init__(f"{address}, {source}, is a replica, which grants no locks; the next call asks again")
 
 
 class OpenConnection(NamedTuple):
@@ -225,7 +225,7 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
         hint = "; does it speak TLS?" if isinstance(connection, SSLConnection) else ""
         raise UnreachableError.at(server.address, f"no answer within {patience:g} s{hint}") from error
     except InvalidResponse as error:
-        raise UnreachableError.at(server.address, "what answers there does not speak the protocol of Redis") from error
+        raise UnreachableError.at(server.address, "the peer does not speak the protocol of Redis") from error
     except RedisConnectionError as error:
         if type(error) is not RedisConnectionError:  # a subclass: the server refused the login
             raise
@@ -259,7 +259,7 @@ def _broken_off(connection: Any, address: str, cause: BaseException | None) -> E
     elif tls and closed:
         hint = "; does it want a certificate of the client, by ssl_certfile=?"
     elif closed and isinstance(connection, Connection):
-        hint = "; is it Redis, does it want TLS, which is rediss://, and has it a connection left (maxclients)?"
+        hint = "; is it Redis, does it want TLS, which is rediss://, and does it have a connection left (maxclients)?"
     return UnreachableError.at(address, reason_of(cause) + hint)
 
 

@@ -230,7 +230,7 @@ class RedisNode:
             raise
         except ReplyError as error:
             if error.code in NOT_MASTER:
-                pipe.close("the server is no master")  # the next call looks for the master again
+                pipe.close("the server is not a master")  # the next call looks for the master again
             raise
 
     async def aclose(self) -> None:

@@ -34,9 +34,9 @@ from fencing_sdk.backends.redis.connection.dial import (
 )
 from fencing_sdk.errors import BackendRefusedError
 
-_NO_SENTINEL = "the server is no Sentinel; the hosts of redis+sentinel:// are Sentinels, mostly on port 26379"
+_NO_SENTINEL = "the server is not a Sentinel; the hosts of redis+sentinel:// are Sentinels, mostly on port 26379"
 _FROM_SENTINELS = AddressSource(
-    "where the Sentinels say that the master is",
+    "the master's address by the Sentinels",
     "set 'sentinel resolve-hostnames yes' and 'sentinel announce-hostnames yes', and let them monitor a host name",
 )
 _DOWN = {b"s_down", b"o_down"}
@@ -107,7 +107,7 @@ SLOTS = 16384
 _NO_CLUSTER = "the server is not part of a cluster; write redis://host:6379 for a single one"
 
 _FROM_CLUSTER = AddressSource(
-    "where the cluster says that a node is",
+    "a node's address by the cluster",
     "set cluster-announce-hostname on every node, and 'cluster-preferred-endpoint-type hostname'",
 )
 

@@ -242,7 +242,7 @@ class QuorumNode:
                 self.asked = None  # ask the server again what it knows
                 self.open_soon()
             elif error.code in NOT_MASTER:
-                pipe.close_soon("the node is no master")
+                pipe.close_soon("the node is not a master")
         answer(self.number, error)
 
     async def ask(self, call: ScriptCall) -> Reply:
