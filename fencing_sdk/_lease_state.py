@@ -15,6 +15,7 @@ When is a lease lost? Each of these can end it, and none of them needs the other
 * the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
 * a notice pushed by the store: the engine calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
+* the lock of another library beside it (`Companion`) is lost (`TAKEN_OVER`), or is not renewed in time (`EXPIRED`);
 * a fork of the process: in the child every lease is over (`CLOSED`).
 
 A late answer never revives a lease. `extend` compares the *old* deadline with the clock before it moves it.
@@ -69,6 +70,8 @@ class LeaseState:
         "block",
         "claim",
         "clock",
+        "companion",
+        "covered_until",
         "deadline",
         "generation",
         "group",
@@ -116,6 +119,10 @@ class LeaseState:
         self.hold_until = math.inf if timing.max_hold is None else now + timing.max_hold
         self.deadline = min(deadline, self.hold_until)
         """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
+        self.companion: Any = None
+        """The `Companion` that is held beside the lease, and released before it."""
+        self.covered_until = math.inf
+        """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
         self.generation = forks.here()
         self.released = False
@@ -254,10 +261,12 @@ class LeaseState:
         detail = ""
         if reason is LossReason.EXPIRED and not self.renewable:
             detail = f"max_hold={self.timing.max_hold:g} is over"
+        elif reason is LossReason.EXPIRED and self.deadline >= self.covered_until:
+            detail = "the old lock beside it was not renewed in time"
         elif reason is LossReason.EXPIRED:
             error = self.loss_detail
             detail = "no renewal was confirmed in time" + (f", the last: {error}" if error else "")
-        elif reason is LossReason.REVOKED:
+        elif reason in {LossReason.REVOKED, LossReason.TAKEN_OVER}:
             detail = self.loss_detail
         elif reason is LossReason.CLOSED and self.released and self.lost is None:
             detail = "it was released"
@@ -326,7 +335,7 @@ class LeaseState:
         moves = self.lost is None and not self.released and self.clock.now() < self.deadline
         if not moves and not self.held:
             return False
-        self.deadline = max(self.deadline, min(deadline, self.hold_until))
+        self.deadline = max(self.deadline, min(deadline, self.hold_until, self.covered_until))
         self.loss_detail = ""
         return True
 
@@ -334,13 +343,13 @@ class LeaseState:
 
     def lose(self, reason: LossReason, detail: str = "", *, by_release: bool = False) -> None:
         """
-        End the lease and cancel its work. *detail* is what the operator wrote who took it away.
+        End the lease and cancel its work. *detail*: what the operator wrote who took it away, or what took it over.
 
         *by_release*: the release has found that it was over before, so that it counts as lost and not as given back.
         """
         if self.lost_reason is None and (by_release or not self.released):
             self.lost = reason
-            if reason is LossReason.REVOKED:
+            if reason in {LossReason.REVOKED, LossReason.TAKEN_OVER}:
                 self.loss_detail = detail
         if self.lost is not None:
             self._announce()

@@ -213,6 +213,11 @@ def telling(lock: Lock, on_held: Callable[[], object]) -> Lock:
     return Lock(lock._engine, lock._terms._replace(on_held=on_held), lock._fences)  # noqa: SLF001
 
 
+def copied(lock: Lock, kind: type[L]) -> L:
+    """Describe *lock* again, as one of another *kind*. For this package alone."""
+    return kind(lock._engine, lock._terms, lock._fences)  # noqa: SLF001
+
+
 def in_mode(lock: Lock, mode: Mode, kind: type[L], recipe: str) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
     terms = lock._terms._replace(mode=mode, name=name_for(recipe, lock.name))  # noqa: SLF001

@@ -61,7 +61,7 @@ FRAMEWORKS = {
     "requests": {"integrations.requests"},
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
-    "kazoo": {"backends.zookeeper"},
+    "kazoo": {"backends.zookeeper", "recipes.old_locks"},
     "opentelemetry": {"integrations.opentelemetry"},
     "prometheus_client": {"integrations.prometheus"},
     "multidict": {"backends.kahuna", "integrations.aiohttp"},

@@ -56,7 +56,8 @@ EVENTS = {
     "Renewed",
     "StaleRejected",
 }
-RECIPES = {
+OLD_LOCKS = {"KazooLock", "OldLock", "PythonRedisLock", "RedisPyLock", "RedissonLock", "ShedLockRow"}
+RECIPES = OLD_LOCKS | {
     "Election",
     "ElectionStanding",
     "ElectionTerm",
@@ -67,6 +68,7 @@ RECIPES = {
     "ReadWriteLock",
     "Semaphore",
     "Skipped",
+    "beside",
     "holding",
 }
 ROOMS = {"": PROMISED, "events": EVENTS, "recipes": RECIPES}
@@ -131,6 +133,7 @@ def test_the_version_is_the_one_of_the_package():
 
 
 SHOWN = {
+    **{name: {"give_back", "renew", "take"} for name in OLD_LOCKS},
     "Lease": {
         "check",
         "headers",
@@ -204,7 +207,7 @@ SHOWN_TO_THREADS = {
 def test_the_door_for_threads_has_the_same_words():
     classes = {name for name in sync.__all__ if inspect.isclass(getattr(sync, name))}
     assert {name: public(getattr(sync, name)) for name in classes} == SHOWN_TO_THREADS
-    assert set(sync.__all__) - classes == {"connect", "current_lease", "current_token", "holding"}
+    assert set(sync.__all__) - classes == {"beside", "connect", "current_lease", "current_token", "holding"}
     assert inspect.signature(sync.connect).parameters == inspect.signature(fencing_sdk.connect).parameters
 
 

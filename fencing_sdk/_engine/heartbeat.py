@@ -278,9 +278,9 @@ class Heartbeat:
             if not lease.held_at(now):
                 continue
             self._apply(lease, outcome, sent_at, error)
-            if outcome is Renewal.RENEWED:
+            if outcome is Renewal.RENEWED and lease.deadline < lease.covered_until:
                 renewed.setdefault(lease.timing.heartbeat_interval, []).append(lease)
-            elif outcome is Renewal.UNKNOWN:
+            elif outcome in {Renewal.UNKNOWN, Renewal.RENEWED}:  # the latter moves no deadline before the companion's
                 unanswered.setdefault(lease.timing.heartbeat_interval, []).append(lease)
         for interval, members in renewed.items():
             self._plan(members, sent_at + interval)

@@ -22,9 +22,10 @@ the background until a former ttl has passed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
 from dataclasses import replace
+from typing import Protocol
 
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
@@ -40,6 +41,22 @@ from fencing_sdk._values.tasks import outlast_cancellation
 from fencing_sdk._values.timing import MIN_TTL, RELEASE_LIMIT
 from fencing_sdk.abc import Backend, SupportsTransfer
 from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError, LossReason, shown
+
+
+class Companion(Protocol):
+    """A lock of another library that is held beside a lease, and released before it."""
+
+    async def give_back(self) -> None:
+        """Release it, shielded from cancellation and for a bounded time. The rest happens in the background."""
+
+    def give_back_soon(self) -> None:
+        """Release it in the background."""
+
+
+async def give_back_companions(leases: Mapping[str, LeaseState], *, but: Collection[str]) -> None:
+    """Release what is held beside *leases*, except beside those of the owners in *but*."""
+    companions = [lease.companion for owner, lease in leases.items() if owner not in but]
+    await asyncio.gather(*(companion.give_back() for companion in companions if companion is not None))
 
 
 class Releases:

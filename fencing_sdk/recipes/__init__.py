@@ -14,7 +14,9 @@ if typing.TYPE_CHECKING:
     from fencing_sdk.recipes.election import Election, ElectionStanding
     from fencing_sdk.recipes.election_term import ElectionTerm
     from fencing_sdk.recipes.jobs import Ran, Skipped
+    from fencing_sdk.recipes.mixed_fleet import OldLock, beside
     from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
+    from fencing_sdk.recipes.old_locks import KazooLock, PythonRedisLock, RedisPyLock, RedissonLock, ShedLockRow
     from fencing_sdk.recipes.precondition import holding
     from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
 
@@ -23,12 +25,19 @@ __all__ = [
     "ElectionStanding",
     "ElectionTerm",
     "HeldLocks",
+    "KazooLock",
     "MultiLock",
+    "OldLock",
     "PermitLease",
+    "PythonRedisLock",
     "Ran",
     "ReadWriteLock",
+    "RedisPyLock",
+    "RedissonLock",
     "Semaphore",
+    "ShedLockRow",
     "Skipped",
+    "beside",
     "holding",
 ]
 
@@ -37,12 +46,19 @@ _HOMES = {
     "ElectionStanding": "recipes.election",
     "ElectionTerm": "recipes.election_term",
     "HeldLocks": "recipes.multilock",
+    "KazooLock": "recipes.old_locks",
     "MultiLock": "recipes.multilock",
+    "OldLock": "recipes.mixed_fleet",
     "PermitLease": "_lease",
+    "PythonRedisLock": "recipes.old_locks",
     "Ran": "recipes.jobs",
     "ReadWriteLock": "recipes.shares",
+    "RedisPyLock": "recipes.old_locks",
+    "RedissonLock": "recipes.old_locks",
     "Semaphore": "recipes.shares",
+    "ShedLockRow": "recipes.old_locks",
     "Skipped": "recipes.jobs",
+    "beside": "recipes.mixed_fleet",
     "holding": "recipes.precondition",
 }
 """The module of each name, which is imported when the name is first read: a program loads the recipes that it uses."""

@@ -33,6 +33,7 @@ from fencing_sdk.sync._lock import (
     MultiLock,
     ReadWriteLock,
     Semaphore,
+    beside,
 )
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "PermitLease",
     "ReadWriteLock",
     "Semaphore",
+    "beside",
     "connect",
     "current_lease",
     "current_token",

@@ -25,10 +25,12 @@ from fencing_sdk._lock import Lock as TaskLock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk.errors import AcquireCancelledError, LeaseLostError, shown
+from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseLostError, shown
 from fencing_sdk.recipes.election import Election as TaskElection
 from fencing_sdk.recipes.election import ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import TermLife
+from fencing_sdk.recipes.mixed_fleet import OldLock
+from fencing_sdk.recipes.mixed_fleet import beside as both_locks
 from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
 from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
 from fencing_sdk.recipes.shares import (
@@ -121,6 +123,22 @@ class Lock(Uncopied):
     def _lease(self, handle: TaskLease, bridge: LoopThread) -> Lease:
         """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
         return (PermitLease if isinstance(handle, TaskPermitLease) else Lease)(handle, bridge, self._bridge)
+
+
+def beside(lock: Lock, old: OldLock) -> Lock:
+    """
+    Describe *lock* again, as one that holds *old* beside it. Arguments and errors are those of `mixed_fleet.beside`.
+
+    The client's own thread takes *old*, renews it and releases it; an *old* that blocks is asked in worker threads. The
+    loss of *old* ends the lease. Nothing stops the body.
+    """
+    given: object = lock
+    if not isinstance(given, Lock):
+        msg = f"beside() of fencing_sdk.sync takes a lock of fencing_sdk.sync, not {shown(given)}"
+        raise ConfigurationError(msg)
+    both = type(lock)(lock._bridge, both_locks(lock._lock, old))  # noqa: SLF001  (of its own module)
+    both._cancel = lock._cancel  # noqa: SLF001
+    return both
 
 
 class Semaphore(Lock):

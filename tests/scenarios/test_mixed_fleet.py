@@ -1,0 +1,567 @@
+"""Clients of old libraries, clients that hold an old lock beside ours, and clients of ours alone, on real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+from both_worlds import Waiting, at_once, bare
+from campaigns import amount
+from child_processes import guarded
+from event_log import Log
+from old_locks_stage import STAGES, OnShedLock, Stage
+from patience import until, wait_until
+from stays import eventually
+from zookeeper_server import fresh_root
+
+import fencing_sdk.sync
+from fencing_sdk import (
+    AcquireTimeoutError,
+    BackendUnavailableError,
+    ConfigurationError,
+    DrainingError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    connect,
+)
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.events import Lost
+from fencing_sdk.recipes import KazooLock, RedisPyLock, ShedLockRow, Skipped, beside
+
+pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
+
+WORKER = Path(__file__).parents[1] / "support" / "workers" / "mixed_fleet.py"
+TIMES = {"ttl": 2.0, "safety_buffer": 0.6}
+PATIENCE = 60.0
+
+
+@pytest.fixture(params=STAGES)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def stage(kind, request, tmp_path, redis_server):
+    """A store of the old lock, with a real client of it."""
+    if kind == "kazoo":
+        address = f"{request.getfixturevalue('zookeeper_server').address}{fresh_root()}"
+    elif kind == "shedlock":
+        address = request.getfixturevalue("postgresql_server").url
+    elif kind == "shedlock-sqlite":
+        address = f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        address = redis_server.url
+    made = STAGES[kind](address)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["tasks", "threads"])
+def play(request, stage):
+    """Play a scenario in one of the two worlds: it takes a client, and what makes a lock that holds both."""
+
+    async def with_tasks(scenario, options):
+        async with connect(MemoryBackend(), **options) as locks:
+            await scenario(locks, lambda lock, name: beside(lock, stage.for_tasks(name)))
+        await stage.aclose()
+
+    def played(scenario, **options):
+        if request.param == "tasks":
+            asyncio.run(with_tasks(scenario, options))
+        else:
+            with fencing_sdk.sync.connect(MemoryBackend(), **options) as locks:
+
+                def both(lock, name):
+                    return Waiting(fencing_sdk.sync.beside(bare(lock), stage.for_threads(name)))
+
+                at_once(scenario(Waiting(locks), both))
+
+    played.world = request.param
+    return played
+
+
+async def gets_it_in_the_old_way(stage, name="report"):
+    """Whether an old client that asks once gets the lock: in a thread, as the loop may be inside the store."""
+
+    def ask():
+        with stage.old(name, wait=0) as old:
+            return old
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return ask()
+    return await asyncio.to_thread(ask)
+
+
+async def pause(seconds):
+    """Sleep in a task, or in a thread that has no loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        time.sleep(seconds)  # noqa: ASYNC251
+    else:
+        await asyncio.sleep(seconds)
+
+
+# What one holder sees.
+
+
+def test_old_clients_wait_for_a_holder_of_both_and_it_waits_for_them(play, stage):
+    async def scenario(locks, both):
+        lock = both(locks.lock("report", ttl=0.6, safety_buffer=0.1, wait=0.3), "report")
+        async with lock as lease:
+            await pause(1.5)  # beyond what either lock is kept for without renewals
+            assert not await gets_it_in_the_old_way(stage)
+            assert lease.token == (await locks.inspect("report")).token
+        with stage.old("report", wait=0) as old:
+            assert old
+            with pytest.raises(AcquireTimeoutError):
+                await lock.acquire()
+            with pytest.raises(LockHeldError):
+                await lock.acquire(wait=0)
+            assert await lock.try_acquire() is None
+            assert await locks.inspect("report") is None
+        async with lock:
+            assert stage.held("report")
+        assert not stage.held("report")
+
+    play(scenario)
+
+
+def test_a_lost_old_lock_ends_the_lease(play, stage):
+    log = Log()
+
+    async def scenario(locks, both):
+        lock = both(locks.lock("report", ttl=3, safety_buffer=0.6), "report")
+        with pytest.raises(LeaseLostError, match="beside it was lost") as caught:
+            async with lock as lease:
+                stage.delete("report")
+                if play.world == "tasks":
+                    await asyncio.sleep(PATIENCE)
+                else:
+                    assert lease.thing.wait_lost(PATIENCE) is LossReason.TAKEN_OVER
+        assert caught.value.reason is LossReason.TAKEN_OVER
+        with pytest.raises(LeaseLostError):
+            _ = lease.token
+        assert await locks.inspect("report") is None
+
+    began = time.monotonic()
+    play(scenario, observers=[log])
+    assert time.monotonic() - began < PATIENCE / 2
+    assert [event.reason for event in log.of(Lost)] == [LossReason.TAKEN_OVER]
+
+
+def test_a_holder_that_gives_back_wakes_the_old_clients(play, stage):
+    """The old client would sleep for a minute, as long as it believes that the lock is held."""
+    waited = []
+
+    def wait_in_the_old_way():
+        with stage.old("report") as held:
+            waited.append(held)
+
+    async def scenario(locks, both):
+        other = threading.Thread(target=wait_in_the_old_way)
+        async with both(locks.lock("report", ttl=stage.ttl), "report"):
+            other.start()
+            await pause(0.3)
+            assert not waited
+        began = time.monotonic()
+        other.join(PATIENCE)
+        assert time.monotonic() - began < 10
+        assert waited == [True]
+
+    play(scenario)
+
+
+def test_a_wait_that_is_given_up_leaves_nothing_behind(stage):
+    async def scenario():
+        async with connect(MemoryBackend()) as locks:
+            lock = beside(locks.lock("report", ttl=stage.ttl), stage.for_tasks("report"))
+            with stage.old("report"):
+                waiting = asyncio.create_task(lock.acquire())
+                await eventually(lambda: locks.inspect("report"), what="ours is held")
+                await asyncio.sleep(0.2)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                assert await locks.inspect("report") is None
+            assert not stage.held("report")
+        await stage.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_is_closed_gives_both_back(play, stage):
+    if play.world == "tasks":
+
+        async def close():
+            async with connect(MemoryBackend()) as locks:
+                handle = await beside(locks.lock("report", ttl=stage.ttl), stage.for_tasks("report")).acquire()
+            assert handle.lost_reason is LossReason.CLOSED
+            assert not stage.held("report")
+            await stage.aclose()
+
+        asyncio.run(close())
+    else:
+        with fencing_sdk.sync.connect(MemoryBackend()) as locks:
+            handle = fencing_sdk.sync.beside(locks.lock("report", ttl=stage.ttl), stage.for_threads("report")).acquire()
+        assert handle.lost_reason is LossReason.CLOSED
+        assert not stage.held("report")
+
+
+def test_a_handle_that_is_dropped_gives_both_back(stage):
+    with fencing_sdk.sync.connect(MemoryBackend()) as locks:
+        handle = fencing_sdk.sync.beside(locks.lock("report", ttl=stage.ttl), stage.for_threads("report")).acquire()
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            del handle
+        wait_until(lambda: not stage.held("report") and locks.inspect("report") is None)
+
+
+# The old lock outlives our lease.
+
+
+@pytest.mark.parametrize("kind", ["redis-py"], indirect=True)
+def test_the_old_lock_outlives_the_lease_of_a_loop_that_stood_still(stage):
+    async def scenario():
+        async with connect(MemoryBackend(), watch_stalls=False) as locks:
+            lock = beside(locks.lock("report", **TIMES), stage.for_tasks("report"))
+            with pytest.raises(LeaseLostError) as caught:
+                async with lock as lease:
+                    deadline = lease._state.deadline
+                    while lease._state.clock.now() < deadline:
+                        time.sleep(0.01)  # noqa: ASYNC251
+                    with pytest.raises(LeaseLostError):
+                        _ = lease.token
+                    with stage.old("report", wait=0) as old:
+                        assert not old
+                    await asyncio.sleep(PATIENCE)
+            assert caught.value.reason is LossReason.STALLED
+        await stage.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def silent(start_redis):
+    """A Redis of this test alone, which may be stopped."""
+    return start_redis()
+
+
+async def test_the_lease_ends_before_an_old_lock_that_nobody_can_renew(silent):
+    """The store of ours answers all the time."""
+    mine = redis.asyncio.Redis.from_url(silent.url)
+    async with connect(MemoryBackend()) as locks:
+        lock = beside(locks.lock("report", **TIMES), RedisPyLock(mine, "report"))
+        with pytest.raises(LeaseLostError, match="the old lock beside it was not renewed in time") as caught:
+            async with lock as lease:
+                state = lease._state
+                silent.pause()
+                try:
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    body_ended = state.clock.now()
+                    expected = state.covered_until
+                    silent.resume()
+        assert caught.value.reason is LossReason.EXPIRED
+        assert expected - 0.001 <= body_ended < expected + TIMES["safety_buffer"]
+    await mine.aclose()
+
+
+async def test_an_old_store_that_is_silent_for_a_moment_costs_nothing(silent):
+    mine = redis.asyncio.Redis.from_url(silent.url)
+    async with connect(MemoryBackend()) as locks:
+        async with beside(locks.lock("report", **TIMES), RedisPyLock(mine, "report")) as lease:
+            state = lease._state
+            silent.pause()
+            await until(lambda: state.deadline >= state.covered_until, what="the silence bounds the deadline")
+            silent.resume()
+            before = state.deadline
+            await until(lambda: state.deadline > before + TIMES["ttl"], what="the deadline moves on")
+            _ = lease.token
+    await mine.aclose()
+
+
+# What is asked for and not answered.
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "half_open"])
+async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_server, proxy):
+    """The old lock is asked through the proxy, and is granted: before the caller gives up, or when it has done so."""
+    far = redis.asyncio.Redis.from_url(proxy.url, socket_timeout=None)
+    with redis.Redis.from_url(redis_server.url) as here:
+        here.config_resetstat()
+        async with connect(MemoryBackend()) as locks:
+            await far.ping()
+            getattr(proxy, fault)()
+            asked = proxy.saw(of="NX")
+            lock = beside(locks.lock("report", ttl=60, safety_buffer=57), RedisPyLock(far, "report"))
+            with pytest.raises(BackendUnavailableError, match="RedisPyLock: take failed: no answer"):
+                await lock.acquire()
+            assert asked.done()
+            assert here.exists("report") == (fault == "half_open")
+            assert await locks.inspect("report") is None
+            proxy.heal()
+            await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is given back")
+            assert not here.exists("report")
+    await far.aclose()
+
+
+async def test_what_the_old_client_raises_leaves_as_it_is(redis_server):
+    with redis.Redis.from_url(redis_server.url) as here:
+        here.rpush("report", "no lock")
+    mine = redis.asyncio.Redis.from_url(redis_server.url)
+    async with connect(MemoryBackend()) as locks:
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            await beside(locks.lock("report", ttl=2), RedisPyLock(mine, "report")).acquire()
+        assert await locks.inspect("report") is None
+    await mine.aclose()
+
+
+async def test_one_wait_is_for_both(redis_server):
+    mine, loop = redis.asyncio.Redis.from_url(redis_server.url), asyncio.get_running_loop()
+    async with connect(MemoryBackend()) as locks:
+        first = await locks.lock("report", ttl=30).acquire()
+        async with mine.lock("report", timeout=60):
+            loop.call_later(0.6, lambda: waits.append(asyncio.ensure_future(first.release())))
+            waits, began = [], loop.time()
+            with pytest.raises(AcquireTimeoutError) as caught:
+                await beside(locks.lock("report", ttl=30, wait=1.0), RedisPyLock(mine, "report")).acquire()
+            assert 1.0 <= caught.value.waited < 1.5
+            assert loop.time() - began < 1.5
+    await mine.aclose()
+
+
+async def test_a_client_that_drains_waits_for_no_old_lock(redis_server):
+    mine = redis.asyncio.Redis.from_url(redis_server.url)
+    async with connect(MemoryBackend()) as locks, mine.lock("report", timeout=60):
+        waiting = asyncio.create_task(beside(locks.lock("report"), RedisPyLock(mine, "report")).acquire())
+        await eventually(lambda: locks.inspect("report"), what="ours is held")
+        assert await locks.drain(within=PATIENCE)
+        with pytest.raises(DrainingError):
+            await waiting
+    await mine.aclose()
+
+
+# What is particular to one kind.
+
+
+@pytest.mark.parametrize("kind", ["shedlock", "shedlock-sqlite"], indirect=True)
+@pytest.mark.parametrize("world", ["tasks", "threads"])
+def test_a_job_of_shedlock_is_kept_for_as_long_as_its_old_ones_are(stage, world):
+    """So is ours: else a client of ours alone would run the job of one tick twice."""
+    assert isinstance(stage, OnShedLock)
+
+    async def run():
+        engine = async_engine_of(stage) if world == "tasks" else stage.engine
+        row = ShedLockRow(engine, "nightly", at_least_for=1.5)
+        async with connect(MemoryBackend()) as locks:
+
+            @locks.job("nightly", at_least_for=1)
+            async def nightly():
+                return "ran"
+
+            began = time.monotonic()
+            async with beside(locks.lock("nightly", wait=0), row):
+                pass
+            assert isinstance(await nightly(), Skipped)
+            assert not await gets_it_in_the_old_way(stage, "nightly")
+            with stage.old("nightly", wait=PATIENCE) as old:
+                assert old
+            assert time.monotonic() - began >= 1.5
+        await stage.aclose()
+
+    asyncio.run(run())
+
+
+def async_engine_of(stage):
+    stage.for_tasks("nightly")
+    return stage.async_engine
+
+
+@pytest.mark.parametrize("kind", ["kazoo"], indirect=True)
+def test_a_holder_of_both_stands_in_the_line_of_kazoo(stage):
+    """One that only asked would never be served while old clients stand there."""
+    order = []
+
+    def stand(who):
+        with stage.old("report"):
+            order.append(who)
+
+    with fencing_sdk.sync.connect(MemoryBackend()) as locks, ThreadPoolExecutor(3) as pool:
+        lock = fencing_sdk.sync.beside(locks.lock("report", ttl=3), stage.for_threads("report"))
+
+        def stand_with_both():
+            with lock:
+                order.append("both")
+
+        def standing(number):
+            wait_until(lambda: len(stage.client.get_children(f"/{stage.root}/report")) == number)
+
+        with stage.old("report"):
+            ends = []
+            for number, enter in enumerate([lambda: stand("first"), stand_with_both, lambda: stand("last")], 2):
+                ends.append(pool.submit(enter))
+                standing(number)
+        for end in ends:
+            end.result(PATIENCE)
+    assert order == ["first", "both", "last"]
+
+
+@pytest.mark.parametrize("kind", ["kazoo"], indirect=True)
+def test_a_session_that_is_too_short_for_the_ttl_is_refused(stage):
+    with fencing_sdk.sync.connect(MemoryBackend()) as locks:
+        lock = fencing_sdk.sync.beside(locks.lock("report", ttl=15), stage.for_threads("report"))
+        with pytest.raises(ConfigurationError, match=r"make the ttl of our lock at most 3.33"):
+            lock.acquire()
+
+
+# Locks of one's own.
+
+
+class OwnLock:
+    """`SET NX` by hand, as many have it."""
+
+    def __init__(self, client):
+        self.redis = client
+
+    def take(self, owner, ttl):
+        return bool(self.redis.set("own", owner, nx=True, px=round(ttl * 1000)))
+
+    def renew(self, owner, ttl):
+        script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+        return bool(self.redis.eval(script, 1, "own", owner, round(ttl * 1000)))
+
+    def give_back(self, owner):
+        self.redis.eval("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", 1, "own", owner)
+
+
+async def test_a_lock_of_ones_own_has_three_plain_functions(redis_server):
+    with redis.Redis.from_url(redis_server.url) as here:
+        async with connect(MemoryBackend()) as locks, beside(locks.lock("report", ttl=1), OwnLock(here)) as lease:
+            await asyncio.sleep(1.7)
+            assert here.get("own").startswith(b"fencing-")
+            _ = lease.token
+        assert not here.exists("own")
+
+
+@pytest.mark.parametrize("connected", [connect, fencing_sdk.sync.connect])
+def test_other_things_are_refused(connected):
+    locks = connected(MemoryBackend())
+    function = beside if connected is connect else fencing_sdk.sync.beside
+    old = OwnLock(None)
+    lock = locks.lock("a")
+    for wrong in (locks.semaphore("a", permits=2), locks.rwlock("a").reader, "a", function(lock, old)):
+        with pytest.raises(ConfigurationError, match="takes a lock of"):
+            function(wrong, old)
+    for wrong in (OwnLock, "report", None):
+        with pytest.raises(ConfigurationError, match="take, renew and give_back"):
+            function(lock, wrong)
+
+
+def test_old_locks_refuse_what_is_no_client():
+    for make in (RedisPyLock, KazooLock, ShedLockRow):
+        with pytest.raises(ConfigurationError, match="takes a"):
+            make("redis://localhost", "report")
+    with pytest.raises(ConfigurationError, match="table must be the name of a table"):
+        ShedLockRow(type("Engine", (), {"begin": print})(), "nightly", table="shedlock; DROP TABLE x")
+
+
+# Fleets.
+
+
+class Fleet:
+    """Processes with one role each, and what they have said."""
+
+    def __init__(self, kind: str, stage: Stage, folder: Path, seconds: float) -> None:
+        self.folder, self.said, self.kills = folder, Counter[str](), 0
+        self._command = [sys.executable, str(WORKER), kind, stage.address, f"sqlite:///{folder}/locks.db", str(folder)]
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self.workers: list[subprocess.Popen[str]] = []
+        self.inside: dict[int, bool] = {}
+        self._readers: list[threading.Thread] = []
+        self.grants = Counter[str]()
+
+    def start(self, role: str) -> None:
+        seconds = max(1.0, self._end - time.monotonic())
+        worker = subprocess.Popen(
+            guarded([*self._command, role, str(seconds)]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.workers.append(worker)
+        self._readers.append(threading.Thread(target=self._read, args=(worker, role)))
+        self._readers[-1].start()
+
+    def _read(self, worker: subprocess.Popen[str], role: str) -> None:
+        for line in worker.stdout:
+            word, pid = line.split()
+            self.said[word] += 1
+            self.inside[int(pid)] = word == "inside"
+            self.grants[role] += word == "inside"
+
+    def kill(self, role: str) -> None:
+        """Kill a process that is inside, as far as can be seen, and start another one."""
+        living = [worker for worker in self.workers if worker.args[-2] == role and worker.poll() is None]
+        if not living:  # they have ended in time
+            return
+        found: list[subprocess.Popen[str]] = []
+        wait_until(lambda: found.extend(worker for worker in living if self.inside.get(worker.pid)) or found)
+        found[0].send_signal(signal.SIGKILL)
+        found[0].wait()
+        (self.folder / f"dead.{found[0].pid}").touch()
+        self.kills += 1
+        self.start(role)
+
+    def join(self) -> None:
+        for worker in self.workers:
+            worker.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join()
+        for worker in self.workers:
+            with worker.stderr:
+                assert worker.returncode in {0, -signal.SIGKILL}, worker.stderr.read()
+            worker.stdout.close()
+
+
+FLEETS = [(kind, roles) for kind in STAGES for roles in (("old", "tasks", "threads"), ("tasks", "threads", "ours"))]
+CAMPAIGN, ONLY = pytest.mark.campaign, pytest.mark.campaign(only=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "roles"),
+    [pytest.param(*fleet, marks=CAMPAIGN if fleet == FLEETS[0] else ONLY) for fleet in FLEETS],
+    indirect=["kind"],
+    ids=[f"{kind}: {' '.join(roles)}" for kind, roles in FLEETS],
+)
+def test_no_two_processes_of_neighbouring_deployments_are_inside_together(roles, kind, stage, tmp_path):
+    """Ours are in SQLite, so that the stores differ. Holders of both are killed."""
+    seconds = amount(40.0, short=3.0)
+    fleet = Fleet(kind, stage, tmp_path, seconds)
+    try:
+        for role in roles:
+            fleet.start(role)
+        wait_until(lambda: all(fleet.grants[role] for role in roles), what="each was inside")
+        for number in range(amount(4, short=1)):
+            fleet.kill("threads" if number % 2 else "tasks")
+            time.sleep(seconds / 10)
+    finally:
+        fleet.join()
+    assert fleet.said["overlap"] == 0, fleet.said
+    assert fleet.kills
+
+
+def test_old_clients_and_ours_alone_do_not_exclude_each_other(stage):
+    """The control: why no import swap is safe."""
+    with fencing_sdk.sync.connect(MemoryBackend()) as locks, locks.lock("report"), stage.old("report", wait=0) as old:
+        assert old
