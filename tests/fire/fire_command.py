@@ -14,7 +14,7 @@ from pathlib import Path
 from fire_run import KINDS, Outcome, play
 from fire_stores import STORES
 
-from fencing_sdk.cli.recordings import _told
+from fencing_sdk.cli.recordings import _lines_of
 from fencing_sdk.testing.history import PROMISES, Verdict
 
 OK, VIOLATED, UNKNOWN = 0, 1, 3
@@ -58,7 +58,7 @@ def told(outcome: Outcome, *, least: int) -> list[str]:
     verdict = report.verdict(least=least)
     failed = [f"  failure: {failure}" for failure in outcome.failures]
     short = [f"  too little: {reason}" for reason in too_little(outcome, least=least)]
-    return [*counts, *_told(report, verdict, least, PROMISES), *failed, *short]
+    return [*counts, *_lines_of(report, verdict, least, PROMISES), *failed, *short]
 
 
 async def burn(
