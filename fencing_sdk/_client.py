@@ -55,8 +55,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
     Makes locks on one backend and renews all their leases with one heartbeat.
 
     Enter it once with ``async with``; then use it from any number of tasks of that event loop.
-    After it was left it may be entered again, also in another loop. Entered while it is being closed, it waits
-    for the end of that.
+    You may enter it again later, also in another loop. If it is still being closed then, the entry waits for that.
 
     Args:
         backend: Where the locks are kept. See `connect` for URLs.
@@ -182,8 +181,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 others wait at most this long. From 50 ms to one day; use 1 s or more over a network.
 
             wait: Seconds to wait for another holder, and for a store that does not answer. 0 asks once. None waits for
-                ever for a holder, and one ttl for the store. A request that is on its way has two seconds nevertheless,
-                with ``wait=0`` too, and the first connection of a client has five.
+                ever for a holder, and one ttl for the store. A request that is on its way still gets two seconds, with
+                ``wait=0`` too, and the first connection of a client gets five.
 
             safety_buffer: Seconds before the ttl ends at which the work is cancelled. A fifth of
                 the ttl by default; make it three times the longest pause of your event loop.
@@ -239,7 +238,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             A `MultiLock`, whose ``async with`` yields `HeldLocks` and raises what that of a `Lock` raises.
 
         Raises:
-            ConfigurationError: a name stands twice or cannot be a name, or an option cannot work.
+            ConfigurationError: a name occurs twice or cannot be a name, or an option cannot work.
         """
         from fencing_sdk.recipes.multilock import MultiLock, check_names
 
@@ -283,8 +282,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         Describe an election: ``async for term in election:``, and in it ``async with term as lease:``.
 
-        One process of all that stand leads, for as long as it holds the lock *name*. The body is cancelled when the
-        lead is lost, and the loop stands again. An outage of the store is ridden out. The loop ends when the client
+        One of the candidates leads, for as long as it holds the lock *name*. The body is cancelled when the
+        lead is lost, and the loop stands again. The loop rides out an outage of the store. It ends when the client
         drains.
 
         Args:
@@ -341,8 +340,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Acquisitions that wait leave the line at once. Bodies go on, may acquire more, and are renewed until they end
         or *within* is over. Then they are cancelled, with `LossReason.DRAINED`. Each lock is released after its body.
         All other acquisitions raise `DrainingError`, but not while a body runs, which a task group would cancel.
-        A second call may bring the bound forward. Not waited for: locks of the task that calls, plain handles that are
-        held beyond *within*, and a body that has not ended five seconds after it was cancelled.
+        A second call may bring the bound forward. It does not wait for locks of the calling task, for plain handles
+        that are held beyond *within*, or for a body that has not ended five seconds after it was cancelled.
 
         Args:
             within: Seconds that bodies may take.
@@ -362,9 +361,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         Drain when one of the *signals* comes: ``async with locks, locks.draining_on(SIGTERM, within=25):``.
 
-        A second signal cancels the bodies now, a third does what it did before. A block that goes on a second after
-        every lock was released is cancelled, unless a server has a handler of its own (uvicorn, aiohttp): that one
-        is called too, and ends the block. A `DrainingError` that leaves the block then is its end in order.
+        A second signal cancels the bodies now; a third does what it did before the block. If the block goes on for a
+        second after every lock was released, it is cancelled, unless a server has a handler of its own (uvicorn,
+        aiohttp): that handler runs too, and ends the block. The block swallows the `DrainingError` that ends it.
         For the lifespan of an application and for fixtures there is ``connect(url, drain=25)`` instead.
 
         Args:
@@ -395,7 +394,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
         """
-        Decorate a coroutine function that several processes call at the same time, and one is to run.
+        Decorate a coroutine function that several processes call at the same time, and that one of them should run.
 
         A call asks for the lock once. It returns `Ran` with the function's value, or `Skipped` when the lock is held.
         After a run that succeeded, the lock stays taken until *at_least_for* seconds after its grant: in the store

@@ -1,4 +1,4 @@
-"""The part of a client for operators: how it stands itself, the locks of all clients, to take one away, to diagnose."""
+"""The part of a client for operators: its own state, the locks of all clients, revocations and a diagnosis."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class OperatingClient(ABC):
         not at all. Readers of one name, and holders of its permits, appear one by one.
 
         Args:
-            pattern: As a shell matches file names: ``report/*``, ``seats/4?``. The store searches for
+            pattern: A shell pattern, such as ``report/*`` or ``seats/4?``. The store searches for
                 the text before its first ``*``, ``?`` or ``[``.
 
         Raises:
-            ConfigurationError: *pattern* can match no name.
+            ConfigurationError: *pattern* cannot match any name.
             UnsupportedError: the store cannot list.
             BackendError: it did not answer, or refused.
             UsageError: the client is not open.
@@ -134,8 +134,8 @@ class OperatingClient(ABC):
 
         The holder's work is cancelled with `LossReason.REVOKED`: at once where the store pushes, else at the next
         renewal.
-        A process that does not hear of it is refused by guards as soon as the next holder has written, because
-        the next token is higher. A later holder is never hit: its token differs.
+        Guards refuse a process that does not hear of it as soon as the next holder has written, because the next token
+        is higher. A later holder is never hit: its token differs.
 
         Args:
             name: The lock's name.
@@ -176,9 +176,9 @@ class OperatingClient(ABC):
         """
         Return what this process and this store can promise, and what to change: ``fencing doctor`` as a function.
 
-        A scratch lock is taken, handed on and given back, and renewed ten times a second. No event is reported. The
-        store may be down, slow or read-only: that is a finding. The client need not be open; one that was not should be
-        closed afterwards.
+        It takes, hands on and releases a scratch lock, and renews it ten times a second. It reports no event. The store
+        may be down, slow or read-only: that is a finding. The client need not be open; close one that was not
+        afterwards.
 
         Args:
             over: Seconds for which pauses and renewals are measured, at most an hour. The store's settings and the

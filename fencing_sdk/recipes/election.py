@@ -7,7 +7,7 @@ One leader among many processes, for one term after the other.
 
 A term is a lease of the lock *name*; the loop is what stands for it, term after term:
 
-    stand      wait in line for the lock; an outage of the store is ridden out, a refusal leaves the loop
+    stand      wait in line for the lock; an outage of the store only delays it, a refusal leaves the loop
     lead       the body runs under the lease, like any block under a lock
     end        the lease was lost: the term swallows this one error, and the loop stands again
                the body returned: the lock is released, and the loop stands again, behind those who wait
@@ -72,8 +72,8 @@ class Election(Uncopied):
     """
     An election, described. Nothing is sent until ``async for`` stands in it. Made by `LockClient.election`.
 
-    The loop ends in order when the client drains. It raises what is no outage: `BackendRefusedError`, `StaleTokenError`
-    and errors of guards, `UsageError` where the client is closed, and the errors of the body.
+    The loop ends in order when the client drains. It raises every error but an outage: `BackendRefusedError`,
+    `StaleTokenError` and errors of guards, `UsageError` where the client is closed, and the errors of the body.
     """
 
     __slots__ = ("_inspect", "_lock", "_state")
@@ -131,7 +131,7 @@ class Election(Uncopied):
 
     def resign(self) -> None:
         """
-        End the term of this process, if it leads: its body is cancelled, and the lock given back after that.
+        End the term of this process, if it leads: its body is cancelled, and the lock is released after it has ended.
 
         The loop stands again then, behind those who wait. To leave the election, ``break`` out of the loop.
 

@@ -253,6 +253,6 @@ def check_at_least_for(at_least_for: object) -> float:
     Return the seconds for which a lock stays taken, counted from its grant: more than 0, and at most a day.
 
     Raises:
-        ConfigurationError: they are no such number.
+        ConfigurationError: they are out of this range.
     """
     return seconds(at_least_for, "at_least_for", high=MAX_TTL, above=True)

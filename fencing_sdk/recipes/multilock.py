@@ -66,7 +66,7 @@ class HeldLeases(Mapping[str, L], Uncopied, Generic[L]):
         The fencing token of each lock, by its name: what ``admit_all`` of a guard takes. Read it at the last moment.
 
         Raises:
-            LeaseLostError: one of the leases is over. The clock is looked at now, at this very read.
+            LeaseLostError: one of the leases is over. Every read compares the clock with the deadlines.
         """
         return {name: lease.token for name, lease in self._leases.items()}
 
@@ -151,7 +151,7 @@ async def acquire_all(multilock: MultiLock) -> dict[str, Lease]:
     Take all locks of *multilock* as plain handles. For this package alone: the caller releases every one of them.
 
     Raises:
-        LeaseLostError: one was lost while the others were waited for.
+        LeaseLostError: one was lost during the wait for the others.
     """
     leases = await multilock._take_all(Lock.acquire, lambda _, lease: lease)  # noqa: SLF001  (the one door to it)
     try:

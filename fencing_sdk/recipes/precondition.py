@@ -29,7 +29,7 @@ def holding(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     Decorate a function that must be called under the lock *name*: every call looks for its lease first.
 
     For plain functions, ``async def`` functions and methods. The check is made when the body is about to begin,
-    so a coroutine that was made under the lock and is awaited after it is refused. Each use of
+    so it refuses a coroutine that was made under the lock and awaited after it. Each use of
     `current_token` in the body looks again.
 
     The lock is found by its name, whichever client holds it: a block ``async with``, in this task or in one

@@ -91,7 +91,8 @@ def check_permits(name: str, permits: object) -> Permit:
     Return the mode of a semaphore.
 
     Raises:
-        ConfigurationError: *permits* is no number from 1 to 1,000, or *name* leaves no room for the number of a permit.
+        ConfigurationError: *permits* is not a number from 1 to 1,000, or *name* leaves no room for the number of a
+        permit.
     """
     if isinstance(permits, bool) or not isinstance(permits, int) or not 1 <= permits <= MOST_PERMITS:
         msg = f"permits must be a whole number from 1 to {MOST_PERMITS}, got {shown(permits)}"
