@@ -350,7 +350,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             True if every body ended by itself.
 
         Raises:
-            ConfigurationError: *within* is no such time.
+            ConfigurationError: *within* is not a valid time.
             UsageError: the client is not open.
         """
         limit, engine = seconds(within, "within"), self._opened()
@@ -372,7 +372,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             within: As for `drain`. Choose less than the platform's patience: 30 s on Kubernetes, 10 s with Docker.
 
         Raises:
-            ConfigurationError: a signal cannot be handled, or *within* is no such time.
+            ConfigurationError: a signal cannot be handled, or *within* is not a valid time.
             UsageError: on entering, the client is not open or this is not the main thread; on leaving, this is
                 another task than that which entered.
         """

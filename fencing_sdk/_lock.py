@@ -66,7 +66,7 @@ class Lock(Uncopied):
                 own ``wait`` by default.
 
         Raises:
-            ConfigurationError: *wait* is no such time.
+            ConfigurationError: *wait* is not a valid time.
             LockHeldError: asked once (``wait=0``), and it is held.
             AcquireTimeoutError: it was still held when ``wait`` was over.
             StaleTokenError: a fence could not be raised, the resource has seen a later token.

@@ -89,7 +89,7 @@ class Observers:
         self._observers = _checked(observers)
         self._meters = tuple(observer for observer in self._observers if isinstance(observer, Meter))
         self.others = tuple(observer for observer in self._observers if not isinstance(observer, Meter))
-        """Those that are no `Meter`."""
+        """Those that are not a `Meter`."""
 
     def __bool__(self) -> bool:
         return bool(self._observers)
@@ -99,7 +99,7 @@ class Observers:
         self._emit(event, self._observers)
 
     def emit_to_others(self, event: Event) -> None:
-        """Call the observers that are no `Meter`; `measure` calls the meters."""
+        """Call the observers that are not a `Meter`; `measure` calls the meters."""
         self._emit(event, self.others)
 
     def measure(self, what: str, name: str, *seconds: float) -> None:

@@ -45,7 +45,7 @@ def read_seconds(parameter: str, value: object) -> float:
     Return seconds above 0: a number, its text, or a timedelta.
 
     Raises:
-        ConfigurationError: *value* is no such number, or more than thirty years.
+        ConfigurationError: *value* is not a valid number, or more than thirty years.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()

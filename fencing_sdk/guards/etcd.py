@@ -264,7 +264,7 @@ class EtcdGuard(StoreGuard):
         try:
             return _FenceState(parse_written(found[0].value.decode("ascii", "replace")), found[0].modified)
         except ConfigurationError as error:
-            detail = f"the value of {shown(found[0].key)} is no fence; set another prefix"
+            detail = f"the value of {shown(found[0].key)} is not a fence; set another prefix"
             raise BackendRefusedError(_GUARD, operation, detail) from error
 
     def _learn(self, resource: str, fence: _FenceState) -> _FenceState:

@@ -102,7 +102,7 @@ class MemoryGuard:
 
         Raises:
             StaleTokenError: one of the resources has seen a later token, and the error names it; do not write.
-            ConfigurationError: *tokens* is no mapping of resources to tokens.
+            ConfigurationError: *tokens* is not a mapping of resources to tokens.
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked), self._lock:

@@ -81,7 +81,7 @@ class Outgoing:
     What a client adds to its requests.
 
     Raises:
-        ConfigurationError: an origin is none, there are none, or *name* is no name.
+        ConfigurationError: an origin is malformed, the list is empty, or *name* is not a name.
     """
 
     __slots__ = ("_name", "_origins", "_required")

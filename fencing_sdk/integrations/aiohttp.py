@@ -144,7 +144,7 @@ def cleanup_ctx(*clients: LockClient) -> Callable[[web.Application], AsyncIterat
     For clients, not for locks: aiohttp may clean up in another task than it started in.
 
     Raises:
-        ConfigurationError: one of *clients* is no client.
+        ConfigurationError: one of *clients* is not a client.
     """
     held_open = lifespan(*clients)
 

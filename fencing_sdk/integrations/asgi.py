@@ -132,7 +132,7 @@ def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextMan
     For clients, not for locks: what a server does with the tasks of its lifespan is its own affair.
 
     Raises:
-        ConfigurationError: one of *clients* is no client.
+        ConfigurationError: one of *clients* is not a client.
     """
     for client in clients:
         check_client(client)

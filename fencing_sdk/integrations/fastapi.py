@@ -106,7 +106,7 @@ def Presented(*, required: bool = True) -> Dependency:  # noqa: N802
     the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it.
 
     Raises:
-        ConfigurationError: *required* is no bool.
+        ConfigurationError: *required* is not a bool.
     """
     check_flag(required, "required")
 

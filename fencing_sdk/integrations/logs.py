@@ -38,7 +38,7 @@ class LogEvents:
         logger: Where the records go. ``fencing_sdk.events`` by default.
 
     Raises:
-        ConfigurationError: *logger* is no logger.
+        ConfigurationError: *logger* is not a logger.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:

@@ -41,7 +41,7 @@ class PrometheusMetrics(MetricsObserver):
             such as ``report/{report_id}``.
 
     Raises:
-        ConfigurationError: *label* is not callable, or *registry* is no registry or has these metrics already.
+        ConfigurationError: *label* is not callable, or *registry* is not a registry or has these metrics already.
     """
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY, label: Label | None = None) -> None:

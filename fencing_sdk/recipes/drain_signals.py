@@ -246,7 +246,7 @@ def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
     Return *signals*, each once, if a process may handle them.
 
     Raises:
-        ConfigurationError: there are none, or one of them is no such signal.
+        ConfigurationError: the list is empty, or a process cannot handle one of them.
     """
     if not signals:
         msg = "draining_on() needs signals, such as draining_on(signal.SIGTERM, signal.SIGINT, within=25)"

@@ -176,7 +176,7 @@ def check_names(names: Iterable[object], fences: object) -> list[str]:
     The store has them in a namespace, a prefix that all of them share and that does not change their order.
 
     Raises:
-        ConfigurationError: there are none, they are in a list, one of them stands twice, or a fence has a resource of
+        ConfigurationError: the names are missing or in a list, one of them occurs twice, or a fence has a resource of
             its own.
     """
     names = tuple(names)

@@ -333,7 +333,7 @@ class LockClient(Uncopied):
         works there.
 
         Raises:
-            ConfigurationError: *function* is no ``async def`` function.
+            ConfigurationError: *function* is not an ``async def`` function.
             UsageError: the client was closed meanwhile.
             Exception: what *function* raises.
         """

@@ -266,7 +266,7 @@ class Lease(AnyLease):
         It is not called for a lease that is released in time. What it raises is logged.
 
         Raises:
-            ConfigurationError: *callback* is no plain callable.
+            ConfigurationError: *callback* is not a plain callable.
         """
         given: object = callback
         if not callable(given) or inspect.iscoroutinefunction(given):

@@ -196,7 +196,7 @@ async def test_the_fence_is_readable_and_what_is_none_is_refused(etcd_server, gu
     for foreign in ("thirty", '33; holder="aa"', "33;ttl=5", "033"):
         await etcd_server.command("kv/put", {"key": b64("fence/b"), "value": b64(foreign)})
         for call in (guard.raise_to("b", NEW), guard.highest("b")):
-            with pytest.raises(BackendRefusedError, match="no fence"):
+            with pytest.raises(BackendRefusedError, match="is not a fence"):
                 await call
         assert value(etcd_server, "fence/b") == foreign
 

@@ -200,7 +200,7 @@ async def test_a_row_that_another_program_wrote_is_refused_by_the_grammar_of_all
     with connected(path) as connection:
         connection.execute("UPDATE fencing_fence SET token = ?, holder = ?", (number, holder))
         connection.commit()
-    with pytest.raises(BackendRefusedError, match="'a' is no fence"):
+    with pytest.raises(BackendRefusedError, match="'a' is not a fence"):
         await guard.highest("a")
 
 

@@ -173,7 +173,7 @@ class RedisGuard(StoreGuard):
 
         Raises:
             StaleTokenError: one of the resources has seen a later token, and the error names it.
-            ConfigurationError: *tokens* is no mapping of resources to tokens.
+            ConfigurationError: *tokens* is not a mapping of resources to tokens.
         """
         checked = check_tokens(tokens)
         steps: dict[int, dict[str, Token]] = {}

@@ -250,7 +250,7 @@ def unless_failed(replies: list[object], commands: Sequence[Command]) -> list[ob
 
 def _no_fence(key: bytes, operation: str) -> BackendRefusedError:
     return BackendRefusedError(
-        "redis", operation, f"{shown(key)} is no fence; another program writes there, so set another prefix"
+        "redis", operation, f"{shown(key)} is not a fence; another program writes there, so set another prefix"
     )
 
 

@@ -117,7 +117,7 @@ class SqlGuard(Uncopied):
 
         Raises:
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
-            UsageError: *transaction* is no connection or session, or it commits every statement by itself,
+            UsageError: *transaction* is not a connection or session, or it commits every statement by itself,
                 or it uses another table of fences than the one in which this guard has raised fences.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *resource* or *token* is not one.
@@ -295,7 +295,7 @@ class FenceColumn:
 
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
-            UsageError: *transaction* is no transaction, *outcome* is no outcome or of several rows, the fence of the
+            UsageError: *transaction* is not a transaction, *outcome* is not one or is of several rows, the fence of the
                 row is NULL, or its column is too narrow for a token. Roll back.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
             ConfigurationError: *token* is not one.
@@ -327,7 +327,7 @@ class FenceColumn:
         the column nor the fix.
 
         Raises:
-            UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is no transaction.
+            UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is not a transaction.
             UnsupportedError: the database is neither SQLite nor PostgreSQL.
         """
         await perform(transaction, self._check)

@@ -48,7 +48,7 @@ def stored_fence(resource: str, number: object, holder: object) -> Token:
     if not isinstance(number, (str, bytes)) and isinstance(holder, str | None):
         token = token_of_parts(str(number), holder)
     if token is None:
-        detail = f"the row of {shown(resource)} is no fence: another program has written it"
+        detail = f"the row of {shown(resource)} is not a fence: another program has written it"
         raise BackendRefusedError(_GUARD, "highest", detail)
     return token
 
