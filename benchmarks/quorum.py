@@ -33,7 +33,7 @@ async def founded(servers: list[OwnServer]) -> str:
         server.clear()
     url = url_of([server.port for server in servers])
     backend = from_url(url)
-    await backend.found()
+    await backend.init()
     await backend.aclose()
     return url
 

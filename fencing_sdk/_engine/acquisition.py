@@ -28,17 +28,12 @@ from fencing_sdk._engine.observer_reports import AcquisitionReport
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms, Tries
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, mistake_in, mistake_in_refusal
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, mistake_in, mistake_in_refusal
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import (
-    Backend,
-    PlaceInLine,
-    Posted,
-    SupportsFence,
-    SupportsLine,
-)
+from fencing_sdk.abc import Backend, PlaceInLine, SupportsLine
+from fencing_sdk.abc._powers import PostOutcome, SupportsFence
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -53,9 +48,9 @@ from fencing_sdk.errors import (
     shown,
 )
 
-_LONGEST_NAP = 5.0
+_LONGEST_PAUSE = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""
-_SHORTEST_NAP = 0.001
+_SHORTEST_PAUSE = 0.001
 
 
 class AcquireResult(NamedTuple):
@@ -132,7 +127,7 @@ class Acquisition:
                 if isinstance(outcome, AcquireResult):
                     break
                 self._check_patience(outcome)
-                if isinstance(outcome, Held):
+                if isinstance(outcome, Busy):
                     self._join_line()
                 await self._pause(outcome)
                 if isinstance(outcome, BackendUnavailableError):
@@ -175,12 +170,12 @@ class Acquisition:
             return None
         return DrainingError(self._terms.name, self._clock.now() - self._started)
 
-    async def _attempt(self) -> AcquireResult | Held | BackendUnavailableError:
+    async def _attempt(self) -> AcquireResult | Busy | BackendUnavailableError:
         self._check_open()
         if self._given_up:
             self._begin_anew()
         flight, self._flight = self._flight, None
-        if flight is not None and flight.outcome is not Posted.NOT_EXECUTED:
+        if flight is not None and flight.outcome is not PostOutcome.NOT_EXECUTED:
             self._calls.append(flight.call())
             no_answer = BackendUnavailableError(backend_name(self._backend), "acquire", "no answer in time")
             return self._take(flight.outcome or no_answer, flight.sent_at)
@@ -200,7 +195,7 @@ class Acquisition:
         call = self._store_calls.send_try(lambda: self._ask(claim), limit)
         self._calls.append(call)
         try:
-            outcome: Grant | Held | Exception = await self._store_calls.answer("acquire", call, limit)
+            outcome: Grant | Busy | Exception = await self._store_calls.answer("acquire", call, limit)
         except (BackendError, StaleTokenError) as error:
             outcome = error
         return self._take(outcome, sent_at)
@@ -228,28 +223,28 @@ class Acquisition:
             msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
             raise UsageError(msg)
 
-    def _take(self, outcome: object, sent_at: float) -> AcquireResult | Held | BackendUnavailableError:
+    def _take(self, outcome: object, sent_at: float) -> AcquireResult | Busy | BackendUnavailableError:
         """Return what the outcome of the latest attempt is worth, by whichever way it was made."""
         if isinstance(outcome, Grant):
             return self._judge(outcome, sent_at)
         if isinstance(outcome, BackendUnavailableError):
             self._unknown_since = sent_at if self._unknown_since is None else self._unknown_since
             return self._silent(outcome, sent_at)
-        if isinstance(outcome, Held) and (mistake := mistake_in_refusal(outcome)) is not None:
+        if isinstance(outcome, Busy) and (mistake := mistake_in_refusal(outcome)) is not None:
             raise BackendRefusedError(backend_name(self._backend), "acquire", mistake)
-        if isinstance(outcome, Held | BackendRefusedError | StaleTokenError):
+        if isinstance(outcome, Busy | BackendRefusedError | StaleTokenError):
             self._calls.pop()  # nothing was granted, for certain
-        if isinstance(outcome, Held):
+        if isinstance(outcome, Busy):
             self._silent_since = None
             if self._terms.on_held is not None:
                 self._terms.on_held()
             return outcome
         if isinstance(outcome, Exception):
             raise outcome
-        detail = f"its answer must be a Grant or Held, not {type(outcome).__name__}"
+        detail = f"its answer must be a Grant or Busy, not {type(outcome).__name__}"
         raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
 
-    def _ask(self, claim: Claim) -> Awaitable[Grant | Held]:
+    def _ask(self, claim: Claim) -> Awaitable[Grant | Busy]:
         if self._terms.fences and isinstance(self._backend, SupportsFence):
             return self._backend.acquire_fenced(claim, self._terms.fences)
         return self._backend.acquire(claim)
@@ -297,7 +292,7 @@ class Acquisition:
     def _patience_left(self) -> float:
         return self._started + self._patience - self._clock.now()
 
-    def _check_patience(self, outcome: Held | BackendUnavailableError) -> None:
+    def _check_patience(self, outcome: Busy | BackendUnavailableError) -> None:
         waited = self._clock.now() - self._started
         over = self._patience_left() <= 0
         if isinstance(outcome, BackendUnavailableError):
@@ -319,7 +314,7 @@ class Acquisition:
         self._place = self._backend.stand(self._claim, self._told, hand_over=not asks)
 
     def _told(self, grant: Grant | None = None, age: float = 0.0) -> None:
-        """See `fencing_sdk.abc.Tell`."""
+        """See `fencing_sdk.abc.WaiterNotice`."""
         if grant is not None:
             self._handed = grant, self._clock.now() - age
         if self._news is not None:
@@ -339,26 +334,26 @@ class Acquisition:
         result = self._judge(grant, counts_from)
         return result._replace(unanswered_calls=tuple(self._calls)) if isinstance(result, AcquireResult) else result
 
-    async def _pause(self, outcome: Held | BackendUnavailableError) -> None:
-        nap = None
-        if self._place is not None and isinstance(outcome, Held):
-            nap = self._place.nap(min(_advised(outcome), _LONGEST_NAP * JITTER.uniform(0.75, 1.0)))
+    async def _pause(self, outcome: Busy | BackendUnavailableError) -> None:
+        pause = None
+        if self._place is not None and isinstance(outcome, Busy):
+            pause = self._place.retry_after(min(_advised(outcome), _LONGEST_PAUSE * JITTER.uniform(0.75, 1.0)))
         chosen = self._terms.backoff is not DEFAULT_BACKOFF
-        if nap is None or (chosen and self._place is not None and self._place.polls):
-            nap = self._backed_off(outcome)
-        nap = min(nap, max(0.0, self._patience_left()))
+        if pause is None or (chosen and self._place is not None and self._place.polls):
+            pause = self._backed_off(outcome)
+        pause = min(pause, max(0.0, self._patience_left()))
         if self._news is None:
-            await self._store_calls.sleep_until_closing(nap)
+            await self._store_calls.sleep_until_closing(pause)
             return
-        await self._store_calls.suspends.watched_sleep(self._news, nap)
+        await self._store_calls.suspends.watched_sleep(self._news, pause)
         self._woken = self._news.is_set()
         self._news.clear()
 
-    def _backed_off(self, outcome: Held | BackendUnavailableError) -> float:
+    def _backed_off(self, outcome: Busy | BackendUnavailableError) -> float:
         error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
         self._tries = self._tries or Tries(self._terms.backoff)
-        nap = self._tries.nap_after(error)
-        return min(nap, _advised(outcome)) if isinstance(outcome, Held) else nap
+        pause = self._tries.pause_after(error)
+        return min(pause, _advised(outcome)) if isinstance(outcome, Busy) else pause
 
     def _give_up(self) -> None:
         """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
@@ -394,7 +389,7 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _advised(held: Held) -> float:
+def _advised(held: Busy) -> float:
     """Seconds until another try makes sense, by the store's advice; never so few that waiting becomes spinning."""
     advice = held.retry_after
-    return _LONGEST_NAP if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_NAP)
+    return _LONGEST_PAUSE if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_PAUSE)

@@ -32,12 +32,8 @@ from fencing_sdk._values.reports import Status
 from fencing_sdk._values.tasks import retrieve, scope_class
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.token import OpenWrites
-from fencing_sdk.abc import (
-    Backend,
-    Posted,
-    SupportsLossNotice,
-    SupportsShares,
-)
+from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsShares
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import BackendError, DrainingError, LossReason, NotAcquiredReason, StaleTokenError, UsageError
 
 _T = TypeVar("_T")
@@ -296,7 +292,7 @@ class Engine:
             except BaseException:
                 self._releases.tell_when_done(lease, self._releases.send(lease, flight))
                 raise
-        if flight is not None and flight.outcome is Posted.RELEASED:
+        if flight is not None and flight.outcome is PostOutcome.RELEASED:
             self._releases.tell_end(lease, confirmed=True)
         else:
             await self._releases.finish(lease, flight)

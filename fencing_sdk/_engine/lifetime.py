@@ -61,8 +61,8 @@ class BackendOpening:
                 if waited >= patience and not self._store_calls.closing:
                     error.waited = waited if patience else None
                     raise
-                nap = min(tries.nap_after(error), max(0.0, patience - waited))
-                await self._store_calls.sleep_until_closing(nap)
+                pause = min(tries.pause_after(error), max(0.0, patience - waited))
+                await self._store_calls.sleep_until_closing(pause)
             if self._store_calls.closing:
                 msg = "this client was closed while it was opening"
                 raise UsageError(msg)

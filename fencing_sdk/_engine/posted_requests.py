@@ -17,16 +17,17 @@ import asyncio
 from typing import Any
 
 from fencing_sdk._engine.timers import TimerQueue
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.tasks import retrieve
 from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.abc import Backend, Posted, Sent, SupportsPosts
+from fencing_sdk.abc import Backend
+from fencing_sdk.abc._powers import PendingPost, PostOutcome, SupportsPosts
 from fencing_sdk.errors import BackendError
 
 AT_ONCE = 16
 """After so many answers without a suspension the caller suspends once, so that other tasks run."""
 
-Outcome = Grant | Held | Posted | Renewal | Revoked | BackendError
+Outcome = Grant | Busy | PostOutcome | Renewal | Revoked | BackendError
 
 
 class Flight:
@@ -49,7 +50,7 @@ class Flight:
         """True if the limit was reached before an answer came."""
         self.waiter: asyncio.Future[None] | None = None
         """What the caller awaits; None if the answer came at once."""
-        self.sent: Sent | None = None
+        self.sent: PendingPost | None = None
         self._call: asyncio.Future[Any] | None = None
 
     def __call__(self, outcome: Outcome) -> None:
@@ -135,7 +136,7 @@ class Posts:
             flight.waiter = self._timers.loop.create_future()
             self._timers.put(flight, limit, Flight.over)
         else:
-            flight.outcome = Posted.NOT_EXECUTED
+            flight.outcome = PostOutcome.NOT_EXECUTED
 
 
 def granted(flight: Flight) -> Grant | None:

@@ -22,7 +22,8 @@ from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.tasks import Turns
-from fencing_sdk.abc import Backend, Posted
+from fencing_sdk.abc import Backend
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
 T = TypeVar("T")
@@ -282,8 +283,8 @@ class StoreCalls:
     async def _send_release(self, claim: Claim, flight: Flight | None) -> Renewal | Revoked | None:
         if flight is not None and flight.overdue and flight.outcome is None:
             raise BackendUnavailableError(backend_name(self._backend), "release", "no answer in time")
-        outcome = Posted.NOT_EXECUTED if flight is None else await flight.call()
-        if outcome is Posted.NOT_EXECUTED:
+        outcome = PostOutcome.NOT_EXECUTED if flight is None else await flight.call()
+        if outcome is PostOutcome.NOT_EXECUTED:
             outcome = await self._backend.release(claim)
         return outcome if outcome in _REFUSALS or isinstance(outcome, Revoked) else None
 

@@ -16,7 +16,8 @@ from fencing_sdk._values.reports import metadata_of
 from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.token import Token
-from fencing_sdk.abc import Backend, Guard, SupportsFence
+from fencing_sdk.abc import Backend, Guard
+from fencing_sdk.abc._powers import SupportsFence
 from fencing_sdk.errors import BackendUnavailableError, StaleTokenError
 
 Backoff = Callable[[tenacity.RetryCallState], float]
@@ -38,13 +39,13 @@ class Tries:
         self._backoff = backoff
         self._state = tenacity.RetryCallState(tenacity.AsyncRetrying(wait=backoff), None, (), {})
 
-    def nap_after(self, error: Exception) -> float:
+    def pause_after(self, error: Exception) -> float:
         """Seconds until the next try, after one that ended with *error*."""
         self._state.set_exception((type(error), error, None))
-        nap = max(0.0, float(self._backoff(self._state)))
+        pause = max(0.0, float(self._backoff(self._state)))
         self._state.prepare_for_next_attempt()
-        self._state.idle_for += nap
-        return nap
+        self._state.idle_for += pause
+        return pause
 
 
 class Terms(NamedTuple):

@@ -281,14 +281,14 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Busy:
     """The store's no: another holder has the lock, or another waiter comes first."""
 
     retry_after: float | None = None
     """Seconds after which another try may succeed even if the store does not wake the waiter. None: not known."""
 
 
-def mistake_in_refusal(held: Held) -> str | None:
+def mistake_in_refusal(held: Busy) -> str | None:
     """Say what a backend has filled in wrongly in its refusal, or None."""
     if held.retry_after is None or _is_number(held.retry_after):
         return None

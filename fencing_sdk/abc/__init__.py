@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from enum import Enum, auto, unique
 from typing import Protocol, runtime_checkable
 
 from fencing_sdk._values.claim import (
     LOCK,
     READER,
     WRITER,
+    Busy,
     Claim,
     Grant,
-    Held,
     Holder,
     Listing,
     Mode,
@@ -28,47 +27,36 @@ from fencing_sdk._values.claim import (
     Revoked,
     Waiting,
 )
-from fencing_sdk._values.reports import Finding, Severity
+from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.token import Token
-from fencing_sdk.abc.guards import Guard, SupportsFence, TransactionalGuard
-from fencing_sdk.errors import BackendError, LossReason
+from fencing_sdk.errors import LossReason
 
 __all__ = [
     "LOCK",
     "READER",
     "WRITER",
     "Backend",
+    "Busy",
     "Claim",
-    "Finding",
     "Grant",
     "Guard",
-    "Held",
     "Holder",
     "Listing",
     "LossNotice",
     "Mode",
     "Permit",
     "PlaceInLine",
-    "Posted",
     "Renewal",
     "Revoked",
-    "Sent",
-    "Severity",
     "SupportsDiagnosis",
-    "SupportsFence",
-    "SupportsFounding",
     "SupportsLine",
     "SupportsListing",
     "SupportsLossNotice",
     "SupportsOpen",
-    "SupportsPosts",
     "SupportsRevoking",
-    "SupportsSchema",
     "SupportsShares",
     "SupportsTransfer",
-    "Tell",
-    "Token",
-    "TransactionalGuard",
+    "WaiterNotice",
     "Waiting",
 ]
 
@@ -80,7 +68,7 @@ class Backend(Protocol):
     Connections are opened by the first call, and again by a call that comes after `aclose`.
     """
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """
         Try once to take the lock for ``claim.owner``.
 
@@ -139,40 +127,6 @@ class SupportsOpen(Protocol):
 
 
 @runtime_checkable
-class SupportsSchema(Backend, Protocol):
-    """A backend with tables of its own, which a migration may create instead of the first call."""
-
-    def schema_sql(self) -> str:
-        """The statements that create them, for those who migrate by hand."""
-        ...
-
-    async def create_schema(self) -> None:
-        """
-        Create what is missing. Idempotent, and safe while others do the same.
-
-        Raises:
-            BackendError: the store is unreachable, or denies it.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsFounding(Backend, Protocol):
-    """A backend on several independent servers, which a person has to join into one store once."""
-
-    async def found(self) -> str:
-        """
-        Found the store, or let servers take part again that have lost their memory; return what was done.
-
-        Idempotent, and safe while others do the same. It may last as long as the longest lease.
-
-        Raises:
-            BackendError: a server cannot be reached, or too few remember what they have granted.
-        """
-        ...
-
-
-@runtime_checkable
 class SupportsDiagnosis(Protocol):
     """A backend that can report how its store is set up, and what of that breaks a promise."""
 
@@ -197,53 +151,6 @@ class SupportsDiagnosis(Protocol):
         Raises:
             BackendError: the store did not answer.
         """
-        ...
-
-
-class Sent(Protocol):
-    """A request that was posted."""
-
-    def give_up(self) -> None:
-        """
-        It was not answered in time. Close its connection if the store is silent, and break off what it still waits for.
-
-        An answer may still come, and is taken: a grant that comes late is released. Never raises.
-        """
-        ...
-
-
-@unique
-class Posted(Enum):
-    """Outcomes of a posted request besides those of `Backend.acquire` and the errors."""
-
-    RELEASED = auto()
-    """The owner's grant has ended by this release: what `Backend.release` answers with None."""
-    NOT_EXECUTED = auto()
-    """The store did nothing, but it will for the full call: the script is not loaded, the key was moved."""
-
-
-@runtime_checkable
-class SupportsPosts(Protocol):
-    """
-    A backend that can send a request at once, without a task, and hand over its answer by a callback.
-
-    A post means what `Backend.acquire` and `Backend.release` mean, for a caller that is not in the line and for a claim
-    of mode `LOCK`. *answer* is called once, in the event loop; it never raises and runs no code of a user. Errors are
-    those of the contract. There are three cases:
-
-    1. The answer is known at once: *answer* is called before the post returns None.
-    2. The request was sent: the post returns a `Sent`, and *answer* is called later.
-    3. The post returns None without an answer: nothing was sent, and the engine makes the full call.
-    """
-
-    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
-        """Begin `Backend.acquire`."""
-        ...
-
-    def post_release(
-        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
-    ) -> Sent | None:
-        """Begin `Backend.release`."""
         ...
 
 
@@ -275,7 +182,7 @@ class SupportsShares(Protocol):
         ...
 
 
-class Tell(Protocol):
+class WaiterNotice(Protocol):
     """Called in the event loop by a backend that has news for a waiter. Never raises, and runs no code of users."""
 
     def __call__(self, grant: Grant | None = None, age: float = 0.0) -> None:
@@ -299,17 +206,20 @@ class PlaceInLine(Protocol):
     """
 
     polls: bool = False
-    """True if the store wakes no waiter: then the pauses that a caller has chosen come before those of `nap`."""
+    """
+    True if the store wakes no waiter: then the pauses that a caller has chosen come before those of
+    `retry_after`.
+    """
 
-    tells_joining: bool = False
+    notices_joining: bool = False
     """True if there is news as soon as it is in the line, although the lock may be held."""
 
-    def nap(self, advice: float) -> float | None:
+    def retry_after(self, advice: float) -> float | None:
         """
         Seconds after which the waiter tries again although it has heard nothing.
 
         None: it is not in the line, or not yet, and tries again as if there were no line. *advice* is what the
-        `Held.retry_after` of its last try makes advisable.
+        `Busy.retry_after` of its last try makes advisable.
         """
         ...
 
@@ -332,7 +242,7 @@ class SupportsLine(Protocol):
     waiter (`PlaceInLine.polls`), the line is that of one client, whose head asks the store.
     """
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceInLine:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
         """
         Join the line for ``claim.name``, in the background, and call *tell* when there is news.
 
@@ -435,4 +345,28 @@ class SupportsTransfer(Protocol):
         Raises:
             BackendUnavailableError, BackendRefusedError: as `Backend.acquire`.
         """
+        ...
+
+
+@runtime_checkable
+class Guard(Protocol):
+    """
+    The resource's side: remembers the highest token it accepted and refuses lower ones.
+
+    Besides these two, each guard has an ``admit`` or ``write`` of its own kind that is part of
+    the write itself: check and write are one atomic step, or there is no fence.
+    """
+
+    async def raise_to(self, resource: str, token: int) -> None:
+        """
+        Refuse every token below *token* from now on.
+
+        Raises:
+            StaleTokenError: the resource has seen a higher token, or this very number from
+                another holder.
+        """
+        ...
+
+    async def highest(self, resource: str) -> Token | None:
+        """The highest token *resource* accepted, or None when it has seen none."""
         ...

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, Clock, wall_ticks
 from fencing_sdk._values.loop_owner import OneLoop, Uncopied
 from fencing_sdk._values.options import option_names
-from fencing_sdk.abc import LossNotice, PlaceInLine, Posted, Sent, Tell
+from fencing_sdk.abc import LossNotice, PlaceInLine, WaiterNotice
+from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.losses import LossNotices
@@ -46,7 +47,7 @@ class MemoryBackend(Uncopied):
         self._loss_notices = LossNotices()
         self._loop = OneLoop()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         self._loop.check(self)
         now = self._clock.now()
@@ -57,21 +58,23 @@ class MemoryBackend(Uncopied):
             self._wake_next(claim.name)  # the next waiter may fit beside this one
         return answer
 
-    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+    def post_acquire(
+        self, claim: Claim, answer: Callable[[Grant | Busy | PostOutcome | BackendError], None]
+    ) -> PendingPost | None:
+        """See ``abc._powers.SupportsPosts.post_acquire``."""
         self._loop.check(self)
         try:
-            outcome: Grant | Held | BackendError = self._table.acquire(claim, self._clock.now())
+            outcome: Grant | Busy | BackendError = self._table.acquire(claim, self._clock.now())
         except BackendError as error:
             outcome = error
         answer(outcome)
         return None
 
     def post_release(
-        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
-    ) -> Sent | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
-        answer(self._release(claim) or Posted.RELEASED)
+        self, claim: Claim, answer: Callable[[PostOutcome | Renewal | Revoked | BackendError], None]
+    ) -> PendingPost | None:
+        """See ``abc._powers.SupportsPosts.post_release``."""
+        answer(self._release(claim) or PostOutcome.RELEASED)
         return None
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
@@ -145,7 +148,7 @@ class MemoryBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._loss_notices.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> MemoryWaiter:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> MemoryWaiter:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         self._loop.check(self)
         waiter = self._waiters.add(MemoryWaiter(claim, tell, self._leave, hands_over=hand_over))
@@ -180,15 +183,17 @@ class MemoryBackend(Uncopied):
 class MemoryWaiter(Waiter, PlaceInLine):
     """A waiter, and its place in the line."""
 
-    def __init__(self, claim: Claim, tell: Tell, leave: Callable[[MemoryWaiter], None], *, hands_over: bool) -> None:
+    def __init__(
+        self, claim: Claim, tell: WaiterNotice, leave: Callable[[MemoryWaiter], None], *, hands_over: bool
+    ) -> None:
         super().__init__(claim)
         self.tell = tell
         self.hands_over = hands_over
         self.loop = asyncio.get_running_loop()
         self._leave = leave
 
-    def nap(self, advice: float) -> float:
-        """See `fencing_sdk.abc.PlaceInLine.nap`. A try is also the sign of life that keeps the waiter in the line."""
+    def retry_after(self, advice: float) -> float:
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`. A try is also a sign of life: the waiter stays in the line."""
         return min(advice, rules.LINE_POLL)
 
     def leave(self) -> None:

@@ -27,7 +27,7 @@ from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import read_facts
 from fencing_sdk._values.token import ENV_URL
-from fencing_sdk.abc import SupportsFounding, SupportsSchema
+from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._operator_views import NUMBERS, as_fields, at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._options import StoreOptions
@@ -264,7 +264,7 @@ def prepare(where: StoreOptions, *, sql: bool) -> int:
         msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"
         raise ConfigurationError(msg)
     backend = from_url(store.url)
-    if isinstance(backend, SupportsFounding):
+    if isinstance(backend, SupportsInit):
         return _found(backend)
     if not isinstance(backend, SupportsSchema):
         say(f"nothing to do: {store.url.partition('://')[0]}:// needs no tables, or makes them by itself")
@@ -290,10 +290,10 @@ def prepare(where: StoreOptions, *, sql: bool) -> int:
     return 0
 
 
-def _found(backend: SupportsFounding) -> int:
+def _found(backend: SupportsInit) -> int:
     async def found() -> str:
         async with aclosing(backend):
-            return await backend.found()
+            return await backend.init()
 
     try:
         say(asyncio.run(found()))

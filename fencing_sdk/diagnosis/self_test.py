@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.reports import Finding, error, warning
 from fencing_sdk._values.tasks import move_on_after
@@ -142,11 +142,11 @@ class SelfTest:
 
     async def _wake(self, one: Claim, two: Claim, place: PlaceInLine, news: asyncio.Event) -> None:
         with anyio.fail_after(_LIMIT):
-            while place.nap(_POLL) is None:  # noqa: ASYNC110  (a place need not announce that it is in the line)
+            while place.retry_after(_POLL) is None:  # noqa: ASYNC110  (a place need not announce that it is in the line)
                 await anyio.sleep(_POLL)
         news.clear()
         outcome = await _acquire(self.second, two)  # as every waiter does once it is in the line
-        advice = outcome.retry_after if isinstance(outcome, Held) else None
+        advice = outcome.retry_after if isinstance(outcome, Busy) else None
         since = _CLOCK.now()
         await self.first.release(one)
         with move_on_after(_WAKE_LIMIT if advice is None else min(advice, _WAKE_LIMIT)) as nap:
@@ -157,7 +157,7 @@ class SelfTest:
     async def _take_in_turn(self, claim: Claim, since: float) -> None:
         with anyio.fail_after(_LIMIT):
             outcome = await _acquire(self.second, claim)
-            while isinstance(outcome, Held):
+            while isinstance(outcome, Busy):
                 await anyio.sleep(_POLL)
                 outcome = await _acquire(self.second, claim)
         self.tokens.append(outcome.token)
@@ -233,7 +233,7 @@ class SelfTest:
                     await self.first.release(claim)
 
 
-async def _acquire(backend: Backend, claim: Claim) -> Grant | Held:
+async def _acquire(backend: Backend, claim: Claim) -> Grant | Busy:
     """Try as a lock does: again where another try may help, such as a write that its replicas confirm too late."""
     for _ in range(_TRIES - 1):
         sent_at = _CLOCK.now()

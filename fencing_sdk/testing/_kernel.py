@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import run_for
 from fencing_sdk._values import forks
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked, check_name, holder_of
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked, check_name, holder_of
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
@@ -189,7 +189,7 @@ class LockService:
         self._table = RowTable(lambda last: last + 1)
         self._clients: dict[str, str] = {}
 
-    def acquire(self, client: str, claim: Claim) -> Grant | Held:
+    def acquire(self, client: str, claim: Claim) -> Grant | Busy:
         """One try of *client*."""
         self._clients[holder_of(claim.owner)] = client
         return self._table.acquire(claim, self._clock.now())
@@ -228,7 +228,7 @@ class WorldBackend:
         self._link = link
         self._service = service
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         return await self._link.ask(SERVICE, "acquire", claim.name, lambda me: self._service.acquire(me, claim))
 

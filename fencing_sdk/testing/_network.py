@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from fencing_sdk._values.claim import Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Busy, Grant, Holder, Renewal
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
 from fencing_sdk.testing._loop import Timeline
@@ -261,7 +261,7 @@ def _settle(reply: asyncio.Future[T], outcome: T | FencingError) -> None:
 def _in_words(outcome: object) -> str:
     if isinstance(outcome, Grant | Holder):
         return f"token {outcome.token}"
-    if isinstance(outcome, Held):
+    if isinstance(outcome, Busy):
         return "held"
     if isinstance(outcome, StaleTokenError):
         return f"refused, {outcome.token} {'from another holder' if outcome.conflict else f'< {outcome.fence}'}"

@@ -17,17 +17,10 @@ from typing import Literal, TypeVar, get_args
 
 import anyio
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk._values.loop_owner import OneLoop
-from fencing_sdk.abc import (
-    Backend,
-    SupportsFounding,
-    SupportsListing,
-    SupportsRevoking,
-    SupportsSchema,
-    SupportsShares,
-    SupportsTransfer,
-)
+from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares, SupportsTransfer
+from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
 T = TypeVar("T")
@@ -69,7 +62,7 @@ class FaultyBackend:
         self._loop = OneLoop()
         self.calls: list[tuple[Operation, tuple[str, ...]]] = []
         # A power is what an object has, so these are attributes of the object and not of the class.
-        for power in (SupportsListing, SupportsRevoking, SupportsSchema, SupportsFounding):
+        for power in (SupportsListing, SupportsRevoking, SupportsSchema, SupportsInit):
             if isinstance(backend, power):
                 vars(self).update({call: getattr(backend, call) for call in vars(power) if not call.startswith("_")})
         if isinstance(backend, SupportsShares):
@@ -117,7 +110,7 @@ class FaultyBackend:
         while self._stragglers:
             await asyncio.wait(self._stragglers)
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         return await self._pass("acquire", (claim.name,), lambda: self._backend.acquire(claim))
 

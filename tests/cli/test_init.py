@@ -132,7 +132,7 @@ async def test_a_quorum_is_founded_once(fencing: Fencing, quorum: Quorum):
 
 
 async def test_a_node_that_has_lost_its_data_is_admitted_again(fencing: Fencing, quorum: Quorum):
-    await quorum.found()
+    await quorum.init()
     before = await token(quorum.url)
     quorum.nodes[1].ask("FLUSHALL")
     done = await asyncio.to_thread(fencing, "init", "--url", quorum.url)

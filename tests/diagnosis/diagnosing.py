@@ -3,8 +3,8 @@
 from contextlib import AsyncExitStack
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Backend, Finding
-from fencing_sdk.diagnosis import Diagnosis, Severity
+from fencing_sdk.abc import Backend
+from fencing_sdk.diagnosis import Diagnosis, Finding, Severity
 
 MACHINE = ("machine.", "store.latency")
 """Findings about the machine that runs the tests, which may be busy."""

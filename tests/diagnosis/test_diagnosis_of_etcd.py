@@ -17,7 +17,7 @@ from fencing_sdk.diagnosis.etcd import MAJORITY, OF_CLUSTER, OF_MEMBER, ClusterF
 if TYPE_CHECKING:
     from etcd_fixtures import StartEtcd
 
-    from fencing_sdk.abc import Finding
+    from fencing_sdk.diagnosis import Finding
 
 pytest_plugins = ["etcd_fixtures"]
 

@@ -15,7 +15,7 @@ from virtual_time import in_virtual_time
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, connect
 from fencing_sdk._values.clock import LoopClock
-from fencing_sdk.abc import Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Grant, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, measuring, self_test
 from fencing_sdk.diagnosis.report import advise
@@ -186,7 +186,7 @@ class Clinging(Telling):
 
 class Taken(Telling):
     async def acquire(self, claim):
-        return Held(1.0)
+        return Busy(1.0)
 
 
 class Deaf(Telling):
@@ -268,7 +268,7 @@ class Polling(MemoryBackend):
 
     async def acquire(self, claim):
         outcome = await super().acquire(claim)
-        return Held(0.25) if isinstance(outcome, Held) else outcome
+        return Busy(0.25) if isinstance(outcome, Busy) else outcome
 
     def _wake_next(self, name):
         pass

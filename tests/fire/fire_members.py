@@ -107,7 +107,7 @@ class RedisQuorum(Members):
 
     def start(self) -> None:
         self.quorum.__enter__()
-        asyncio.run(self.quorum.found())
+        asyncio.run(self.quorum.init())
 
     def heal(self) -> None:
         self.quorum.heal()

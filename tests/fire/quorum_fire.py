@@ -76,7 +76,7 @@ class QuorumFire:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.quorum)
-            await self.quorum.found()
+            await self.quorum.init()
             self.proxies = [await stack.enter_async_context(FaultProxy(node.port)) for node in self.quorum.nodes]
             url = Quorum.url_at([proxy.port for proxy in self.proxies])
             async with self._workers(clients, url) as workers:
@@ -138,7 +138,7 @@ class QuorumFire:
             await self._restart(self.quorum.nodes[number], seconds)
             while True:
                 with contextlib.suppress(Exception):
-                    await self.quorum.found()
+                    await self.quorum.init()
                     return
                 await asyncio.sleep(0.1)
 

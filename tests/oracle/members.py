@@ -44,7 +44,7 @@ class Place:
         self._news.append((self._member, grant))
 
     async def join(self) -> None:
-        while not self._direct and self._place.nap(1.0) is None:  # noqa: ASYNC110  (time stands still)
+        while not self._direct and self._place.retry_after(1.0) is None:  # noqa: ASYNC110  (time stands still)
             await asyncio.sleep(0)
         if isinstance(self._place, KeptPlace):
             self._news.remove((self._member, None))  # that it has joined

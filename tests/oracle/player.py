@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
-from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Holder, SupportsShares, SupportsTransfer
+from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Holder, SupportsShares, SupportsTransfer
 from fencing_sdk.errors import BackendError
 from tests.oracle.client_time import CLIENT, ClientTimeLoop
 from tests.oracle.histories import Cast
@@ -193,7 +193,7 @@ class Player:
                 answer = await self._grant_of(claim)
         if answer is None:
             return
-        if not again and isinstance(answer, Held):  # the call may have handed the lock to the waiter ahead
+        if not again and isinstance(answer, Busy):  # the call may have handed the lock to the waiter ahead
             await self._arrived(claim.name, but=member)
         reference.acquired(claim, answer)
         if isinstance(answer, Grant):

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Mode, Permit, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Mode, Permit, Renewal, Revoked, Waiting
 
 LINE_TTL = 3.0
 """Seconds without a sign of life after which a waiter has lost its place."""
@@ -173,7 +173,7 @@ class Reference:
 
     # What calls answer
 
-    def acquired(self, claim: Claim, answer: Grant | Held) -> None:
+    def acquired(self, claim: Claim, answer: Grant | Busy) -> None:
         """Take the answer to an acquisition, of a newcomer, a waiter, or the holder itself."""
         mine, stander = self.holds(claim), self.stander(claim)
         if mine is not None:
@@ -251,7 +251,7 @@ class Reference:
         require(True in self._turns(claim, stander), f"handed to a waiter whose turn it is not: {grant}")
         self.granted(claim, grant)
 
-    def _later(self, name: str, answer: Held) -> None:
+    def _later(self, name: str, answer: Busy) -> None:
         longest = max([LINE_TTL, *(hold.ends - self.now for hold in self.held(name))]) + _POLL
         advice = answer.retry_after
         require(advice is None or 0 <= advice <= longest, f"the advice is not within {longest:.3f} s: {answer}")

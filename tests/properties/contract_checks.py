@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import BackendError
@@ -46,7 +46,7 @@ def _is_seconds(value: object) -> bool:
 def _is_grant_or_held(answer: object) -> bool:
     if isinstance(answer, Grant):
         return _is_token(answer.token) and (answer.ttl is None or _is_seconds(answer.ttl))
-    return isinstance(answer, Held) and (answer.retry_after is None or _is_seconds(answer.retry_after))
+    return isinstance(answer, Busy) and (answer.retry_after is None or _is_seconds(answer.retry_after))
 
 
 def _is_two_renewals(answer: object) -> bool:

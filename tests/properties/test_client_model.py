@@ -144,7 +144,7 @@ def test_quorum(redis_binary: str):
 
         def make(_: SteppedClock):
             nodes.forget()
-            asyncio.run(nodes.found())
+            asyncio.run(nodes.init())
 
             async def revoke(name: str) -> None:
                 for node in nodes.nodes:

@@ -14,7 +14,7 @@ from campaigns import amount
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 
@@ -34,7 +34,7 @@ class DistantStore(MemoryBackend):
     async def _travel(self) -> None:
         await asyncio.sleep(self._dice.choice((0.0, 0.001, 0.03, 0.03, 0.2)) * self._dice.random())
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         await self._travel()
         answer = await super().acquire(claim)
         await self._travel()

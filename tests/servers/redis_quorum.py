@@ -54,11 +54,11 @@ class Quorum:
         for node in self.nodes:
             node.ask_all(["FLUSHALL"], ["SCRIPT", "FLUSH"], ["CLIENT", "UNPAUSE"])
 
-    async def found(self) -> str:
+    async def init(self) -> str:
         """Found the quorum, or let forgetful nodes vote again, as ``fencing init`` does."""
         backend = from_url(self.url)
         try:
-            return await backend.found()
+            return await backend.init()
         finally:
             await backend.aclose()
 
@@ -66,7 +66,7 @@ class Quorum:
         """Let every node run, without data, and found the quorum."""
         await asyncio.to_thread(self.heal)
         await asyncio.to_thread(self.forget)
-        await self.found()
+        await self.init()
 
 
 class QuorumNetwork:

@@ -10,7 +10,7 @@ import pytest
 from kahuna_server import HOST, KahunaServer
 from local_ports import free_port
 
-from fencing_sdk.abc import Claim, Grant, Held, Holder
+from fencing_sdk.abc import Busy, Claim, Grant, Holder
 from fencing_sdk.backends.kahuna import from_url
 
 pytest_plugins = ["kahuna_fixtures"]
@@ -67,7 +67,7 @@ def test_it_can_be_started_as_a_program():
     """As a process of its own it stands behind FENCING_TEST_KAHUNA_URL like a real one."""
     command = [sys.executable, "-m", "tests.servers.kahuna_server", "--ports", f"{free_port()},{free_port()}"]
 
-    async def acquired(endpoints: str) -> Grant | Held:
+    async def acquired(endpoints: str) -> Grant | Busy:
         backend = from_url(f"kahuna://{endpoints}")
         try:
             return await backend.acquire(Claim("a", 60.0))

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
-from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
+from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends._shared.losses import LossNotices
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 from fencing_sdk.testing._network import Link, Operation
 from tests.simulation.service import NAME, Service
-from tests.simulation.service import Tell as Record
+from tests.simulation.service import WaiterNotice as Record
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class SimulatedBackend:
         self._numbers = numbers
         self._loss_notices = LossNotices()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         call = self._call("acquire", (claim,))
         answer = await self._ask(call, "acquire", (claim,), lambda: self.service.acquire(claim, self._push_notice))
@@ -123,7 +123,7 @@ class QueueingBackend(SimulatedBackend):
         super().__init__(link, service, tell, actor, numbers)
         self._places = KeptPlaces()
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 

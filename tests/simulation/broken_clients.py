@@ -21,9 +21,9 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import claim, timing
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Posted
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import LeaseLostError, LossReason
 from tests.simulation.aims import (
     cut_off,
@@ -135,7 +135,7 @@ def _never_released() -> Iterable[Change]:
 
     def landed(self, claim, sent_at, _limit):
         flight = Flight(claim, sent_at, self._timers)
-        flight(Posted.RELEASED)
+        flight(PostOutcome.RELEASED)
         return flight
 
     yield StoreCalls, "_release", nothing
@@ -157,7 +157,7 @@ def _landed_twice() -> Iterable[Change]:
 
     def land(self, outcome):
         before, last[asyncio.get_running_loop()] = last.get(asyncio.get_running_loop()), outcome
-        _land(self, before if isinstance(before, Grant) and isinstance(outcome, Held) else outcome)
+        _land(self, before if isinstance(before, Grant) and isinstance(outcome, Busy) else outcome)
 
     yield Flight, "__call__", land
 

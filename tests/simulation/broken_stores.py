@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._values.claim import Grant, Held, Renewal
+from fencing_sdk._values.claim import Busy, Grant, Renewal
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.errors import StaleTokenError
@@ -216,7 +216,7 @@ def _drawn_after_the_grant() -> Iterable[Change]:
 
     async def acquire(self, claim):
         answer = await _ask_acquire(self, claim)
-        if isinstance(answer, Held):
+        if isinstance(answer, Busy):
             return answer
         service, place = self.service, (self.service, claim.holder)
 

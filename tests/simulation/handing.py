@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Iterator
 from contextvars import Context
 
-from fencing_sdk._values.claim import Claim, Grant, Held
-from fencing_sdk.abc import PlaceInLine, Tell
+from fencing_sdk._values.claim import Busy, Claim, Grant
+from fencing_sdk.abc import PlaceInLine, WaiterNotice
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import Link
 from tests.simulation.backend import Call, SimulatedBackend
 from tests.simulation.service import NAME, Service, Sign
-from tests.simulation.service import Tell as Record
+from tests.simulation.service import WaiterNotice as Record
 
 _EVERY = 1.0
 _ANSWER_LIMIT = 0.9
@@ -24,7 +24,7 @@ class Waiter(PlaceInLine):
 
     hands_over = True
 
-    def __init__(self, backend: HandingBackend, claim: Claim, tell: Tell) -> None:
+    def __init__(self, backend: HandingBackend, claim: Claim, tell: WaiterNotice) -> None:
         self._backend = backend
         self.claim = claim
         self.tell = tell
@@ -44,8 +44,8 @@ class Waiter(PlaceInLine):
             self.call.answered(0, outcome, token)
         self.call = None
 
-    def nap(self, _advice: float) -> float | None:
-        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+    def retry_after(self, _advice: float) -> float | None:
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
         return 60.0 if self.joined else None
 
     def leave(self) -> None:
@@ -56,8 +56,8 @@ class Waiter(PlaceInLine):
 class NoPlace(PlaceInLine):
     """That of a waiter that cannot be handed the lock: it polls."""
 
-    def nap(self, _advice: float) -> None:
-        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+    def retry_after(self, _advice: float) -> None:
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
 
     def leave(self) -> None:
         """See `fencing_sdk.abc.PlaceInLine.leave`."""
@@ -76,7 +76,7 @@ class HandingBackend(SimulatedBackend):
         self._due = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> Waiter | NoPlace:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> Waiter | NoPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         if not hand_over:
             return NoPlace()
@@ -86,7 +86,7 @@ class HandingBackend(SimulatedBackend):
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), context=Context())
         return waiter
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         waiter = self.waiters.get(claim.owner)
         stands_again = waiter is not None and waiter.served >= 0

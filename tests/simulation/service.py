@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.backends._shared.rules import TokenSource, living
 from fencing_sdk.errors import BackendUnavailableError
@@ -43,7 +43,7 @@ class Sign:
     notice: Callable[[Claim], None]
 
 
-class Tell(Protocol):
+class WaiterNotice(Protocol):
     """Writes a line of the recording."""
 
     def __call__(self, kind: str, /, actor: str, **fields: object) -> None: ...
@@ -52,7 +52,7 @@ class Tell(Protocol):
 class Service:
     """A lock service that can be down, restarted, stepped, and made to forget."""
 
-    def __init__(self, timeline: Timeline, tell: Tell, *, rate: float, tokens: str) -> None:
+    def __init__(self, timeline: Timeline, tell: WaiterNotice, *, rate: float, tokens: str) -> None:
         self._timeline = timeline
         self._tell = tell
         self._clock = ProcessClock(timeline, rate=rate)
@@ -101,7 +101,7 @@ class Service:
             backend, operation = "Simulated", "connect"
             raise BackendUnavailableError(backend, operation, "connection refused")
 
-    def acquire(self, claim: Claim, notice: Callable[[Claim], None]) -> Grant | Held:
+    def acquire(self, claim: Claim, notice: Callable[[Claim], None]) -> Grant | Busy:
         """One try."""
         self.reached()
         now = self.now()
@@ -114,7 +114,7 @@ class Service:
             self.notices[claim.owner] = notice
             again = before is not None and before.token == answer.token
             self.told("extended" if again else "granted", claim, answer.token, answer.permit)
-        if isinstance(answer, Held) or claim.mode.shared:
+        if isinstance(answer, Busy) or claim.mode.shared:
             self.hand_on(claim.name)
         return answer
 

@@ -21,7 +21,7 @@ from fencing_sdk.testing._process import Process, ProcessClock
 from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Script
-from tests.simulation.service import Service, Tell
+from tests.simulation.service import Service, WaiterNotice
 from tests.support.posting import posting
 
 LATENCY = (0.0002, 0.003)
@@ -76,7 +76,7 @@ class ClientClock:
 class Resource:
     """What a lock protects: a real guard in a process of its own, reached by messages."""
 
-    def __init__(self, timeline: Timeline, network: Network, tell: Tell, name: str) -> None:
+    def __init__(self, timeline: Timeline, network: Network, tell: WaiterNotice, name: str) -> None:
         self.name = name
         self.guard = MemoryGuard()
         self.timeline = timeline

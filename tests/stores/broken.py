@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Permit, Renewal, Waiting
+from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Permit, Renewal, Waiting
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason
@@ -242,7 +242,7 @@ class ExcludesOnlyWithinTheObject(Sound):
 class ChecksThenActs(Sound):
     async def acquire(self, claim):
         if await self.inspect(claim.name) is not None:
-            return Held()
+            return Busy()
         await asyncio.sleep(0)
         self._table.grants.pop(claim.name, None)
         return await super().acquire(claim)
@@ -269,7 +269,7 @@ class ReleaseIgnoresTheOwner(Sound):
 class ARetryIsARival(Sound):
     async def acquire(self, claim):
         held = await self.inspect(claim.name)
-        return Held(held.remaining) if held is not None else await super().acquire(claim)
+        return Busy(held.remaining) if held is not None else await super().acquire(claim)
 
 
 @caught_by(
@@ -296,7 +296,7 @@ class ReleasingNothingIsAnError(Sound):
 class RetryAfterIsTheWholeTtl(Sound):
     async def acquire(self, claim):
         outcome = await super().acquire(claim)
-        return outcome if isinstance(outcome, Grant) else Held(1.0)
+        return outcome if isinstance(outcome, Grant) else Busy(1.0)
 
 
 # Renewals
@@ -681,7 +681,7 @@ class GrantsOnlyToThoseItWoke(Sound):
 
     async def acquire(self, claim):
         waiter = self._waiters.find(claim)
-        return Held() if getattr(waiter, "waits", False) else await super().acquire(claim)
+        return Busy() if getattr(waiter, "waits", False) else await super().acquire(claim)
 
 
 @caught_by("test_a_release_between_joining_and_waiting_is_not_missed")
@@ -720,7 +720,7 @@ class NewcomersSpin(Sound):
     async def acquire(self, claim):
         outcome = await super().acquire(claim)
         free = await self.inspect(claim.name) is None
-        return Held(0.0) if free else outcome
+        return Busy(0.0) if free else outcome
 
 
 @caught_by("test_leaving_while_it_is_your_turn_passes_the_turn_on")
@@ -801,7 +801,7 @@ class LeavingTheLineGivesTheLockBack(Sound):
 class OneLineForAll(Sound):
     async def acquire(self, claim):
         heads = [next(iter(line)) for line in self._table.lines.values()]
-        return Held() if heads and claim.owner not in heads else await super().acquire(claim)
+        return Busy() if heads and claim.owner not in heads else await super().acquire(claim)
 
 
 # Direct grants
@@ -1211,7 +1211,7 @@ class TransfersByReleaseAndAcquisition(Sound):
     async def transfer(self, of, to):
         if await self.release(of) is not None:
             return Renewal.REFUSED
-        return Grant(1) if isinstance(answer := await self.acquire(to), Held) else answer
+        return Grant(1) if isinstance(answer := await self.acquire(to), Busy) else answer
 
 
 @caught_by("test_a_share_passes_on_with_its_mode_and_its_number")

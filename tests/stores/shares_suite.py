@@ -17,7 +17,7 @@ import pytest
 from stays import PATIENCE
 from store_bench import WaitersBench, nothing_left
 
-from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal
+from fencing_sdk.abc import READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk.backends import from_url
 from fencing_sdk.testing.promises.under_test import StandingClaim, in_line
 
@@ -91,7 +91,7 @@ class SharesSuite:
         holder, claim = claim_of(WRITER if mode.shared else READER), claim_of(mode)
         await granted(rival, holder)
         async with in_line(backend, claim) as turn:
-            assert isinstance(await backend.acquire(claim), Held)
+            assert isinstance(await backend.acquire(claim), Busy)
             await rival.release(holder)
             async with asyncio.timeout(PATIENCE):
                 await turn.wait()
@@ -151,14 +151,14 @@ class SharesSuite:
             for claim in (*early, writer, *late):
                 turns[claim] = await line.enter_async_context(in_line(backend, claim))
             for outcome in await asyncio.gather(*map(backend.acquire, (*early, *late, writer))):
-                assert isinstance(outcome, Held)
+                assert isinstance(outcome, Busy)
             await rival.release(before)
             entering = [asyncio.create_task(served(backend, claim, turns[claim])) for claim in early]
             for _ in range(2):  # together with those that are let in, and after them
                 for outcome in await asyncio.gather(*map(backend.acquire, late)):
-                    assert isinstance(outcome, Held)
+                    assert isinstance(outcome, Busy)
                 entered = await asyncio.gather(*entering)
-                assert isinstance(await backend.acquire(writer), Held)  # a sign of life: it keeps its place
+                assert isinstance(await backend.acquire(writer), Busy)  # a sign of life: it keeps its place
             assert [shown.token for shown in await rival.holders(NAME)] == [entered[0].token] * 3
             for claim in early:
                 await backend.release(claim)
@@ -176,7 +176,7 @@ class SharesSuite:
         async with AsyncExitStack() as line:
             turns = [await line.enter_async_context(in_line(backend, claim)) for claim in readers]
             for outcome in await asyncio.gather(*map(backend.acquire, readers)):
-                assert isinstance(outcome, Held)
+                assert isinstance(outcome, Busy)
             await rival.release(permit)
             await asyncio.gather(*(served(backend, *each) for each in zip(readers, turns, strict=True)))
         for claim in readers:

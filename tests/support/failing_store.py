@@ -11,7 +11,7 @@ from event_log import CLOCK
 
 from fencing_sdk import Lease, LeaseLostError
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk.abc import Claim, Grant, Held, PlaceInLine, Renewal, Tell
+from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, Renewal, WaiterNotice
 from fencing_sdk.backends.memory import MemoryBackend
 
 OPERATIONS = ("acquire", "renew", "release", "inspect")
@@ -35,14 +35,14 @@ class LedgerBackend(MemoryBackend):
         super().__init__(**options)
         self.entries: list[Entry] = []
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         at = CLOCK.now()
         answer = await super().acquire(claim)
         granted = isinstance(answer, Grant)
         self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
         return answer
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceInLine:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
         def handed(grant: Grant | None = None, age: float = 0.0) -> None:
             if grant is not None:
                 self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), grant.token))

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
@@ -36,7 +36,7 @@ class RulesOnFile(OpenFile):
         self.file = LockFile(path, synchronous=synchronous, clock=clock)
         super().__init__(Place(self.file, SignsOfLife(path), next_token, boot, network))
 
-    def acquire(self, claim: Claim, *, waiting: bool = False) -> Grant | Held:
+    def acquire(self, claim: Claim, *, waiting: bool = False) -> Grant | Busy:
         held = self.look(claim.name, partial(rules.refusal, claim=claim)) if waiting else None
         return held or self.run([(claim.name, partial(rules.acquire, claim=claim))], durable=True)[0]
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from fencing_sdk.abc import Claim, Posted, Renewal, Revoked
+from fencing_sdk.abc import Claim, Renewal, Revoked
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 Answer = Callable[[Any], None]
@@ -24,7 +25,7 @@ class PostInTask:
         self._task.add_done_callback(self._done, context=Context())
 
     def give_up(self) -> None:
-        """See `fencing_sdk.abc.Sent.give_up`."""
+        """See ``abc._powers.PendingPost.give_up``."""
         self._task.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
@@ -40,14 +41,14 @@ class Posting:
     posts = True
 
     def post_acquire(self, claim: Claim, answer: Answer) -> PostInTask | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        """See ``abc._powers.SupportsPosts.post_acquire``."""
         return PostInTask(self.acquire(claim), "acquire", answer) if self.posts else None  # type: ignore[attr-defined]
 
     def post_release(self, claim: Claim, answer: Answer) -> PostInTask | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        """See ``abc._powers.SupportsPosts.post_release``."""
 
-        async def release() -> Posted | Renewal | Revoked:
-            return await self.release(claim) or Posted.RELEASED  # type: ignore[attr-defined]
+        async def release() -> PostOutcome | Renewal | Revoked:
+            return await self.release(claim) or PostOutcome.RELEASED  # type: ignore[attr-defined]
 
         return PostInTask(release(), "release", answer) if self.posts else None
 

@@ -26,7 +26,7 @@ from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, PlaceInLine, Tell
+from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces
 from fencing_sdk.events import Acquiring, Event, NotAcquired
 
@@ -42,7 +42,7 @@ class ScriptedStore:
         self.asked: list[tuple[float, str]] = []
         self.released: list[tuple[float, str]] = []
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         self.asked.append((round(now(), 6), claim.owner))
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(answer, tuple):
@@ -76,7 +76,7 @@ class StoreWithLine(ScriptedStore):
         self.leaving = 0.0
         self.places = KeptPlaces()
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:
         assert hand_over
         return self.places.stand(self.in_line, claim, tell)
 
@@ -146,7 +146,7 @@ async def test_a_grant_counts_from_the_sending_of_its_request():
 
 @in_virtual_time
 async def test_retries_of_one_acquisition_have_one_owner_and_two_acquisitions_have_two():
-    async with desk(ScriptedStore(UNAVAILABLE, Held(0.1), UNAVAILABLE, Grant(34))) as d:
+    async with desk(ScriptedStore(UNAVAILABLE, Busy(0.1), UNAVAILABLE, Grant(34))) as d:
         won = await d.run()
         assert set(d.store.owners) == {won.claim.owner}
         assert (await d.run()).claim.owner != won.claim.owner
@@ -231,7 +231,7 @@ async def test_a_grant_too_short_for_the_heartbeat_that_was_set_is_refused_and_g
 
 @in_virtual_time
 async def test_asked_once_it_tells_how_long_the_holder_has_left():
-    async with desk(ScriptedStore(Held(4.2)), wait=0.0) as d:
+    async with desk(ScriptedStore(Busy(4.2)), wait=0.0) as d:
         with pytest.raises(LockHeldError) as held:
             await d.run()
         assert held.value.retry_after == 4.2
@@ -241,7 +241,7 @@ async def test_asked_once_it_tells_how_long_the_holder_has_left():
 
 @in_virtual_time
 async def test_patience_ends_when_it_is_over_and_not_before():
-    async with desk(ScriptedStore(Held(3600.0)), wait=5.0, backoff=every(3.0)) as d:
+    async with desk(ScriptedStore(Busy(3600.0)), wait=5.0, backoff=every(3.0)) as d:
         with pytest.raises(AcquireTimeoutError) as over:
             await d.run()
         assert over.value.waited == now() == 5.0
@@ -251,7 +251,7 @@ async def test_patience_ends_when_it_is_over_and_not_before():
 
 @in_virtual_time
 async def test_without_a_limit_it_waits_as_long_as_it_takes():
-    async with desk(ScriptedStore(*[Held(0.5)] * 2000, Grant(34))) as d:
+    async with desk(ScriptedStore(*[Busy(0.5)] * 2000, Grant(34))) as d:
         await d.run()
         assert len(d.store.asked) == 2001
         assert now() > 100
@@ -278,7 +278,7 @@ async def test_a_silent_store_is_asked_for_one_ttl_however_long_the_patience():
 
 @in_virtual_time
 async def test_a_store_that_answers_now_and_then_is_not_silent():
-    script = [UNAVAILABLE] * 5 + [Held(0.5)]
+    script = [UNAVAILABLE] * 5 + [Busy(0.5)]
     async with desk(ScriptedStore(*script * 4, Grant(34)), backoff=every(1.0)) as d:
         await d.run()
         assert now() > 2 * TTL
@@ -308,7 +308,7 @@ async def test_the_users_wait_strategy_sees_what_a_tenacity_strategy_sees():
         seen.append((state.attempt_number, round(state.idle_for, 6), type(state.outcome.exception())))
         return 0.5
 
-    async with desk(ScriptedStore(UNAVAILABLE, Held(60.0), Grant(34)), backoff=strategy) as d:
+    async with desk(ScriptedStore(UNAVAILABLE, Busy(60.0), Grant(34)), backoff=strategy) as d:
         await d.run()
         assert seen == [(1, 0.0, BackendUnavailableError), (2, 0.5, LockHeldError)]
         assert d.store.times == [0.0, 0.5, 1.0]
@@ -316,19 +316,19 @@ async def test_the_users_wait_strategy_sees_what_a_tenacity_strategy_sees():
 
 @in_virtual_time
 async def test_the_default_back_off_grows_has_jitter_and_stays_below_a_second():
-    async with desk(ScriptedStore(Held(None)), wait=60.0) as d:
+    async with desk(ScriptedStore(Busy(None)), wait=60.0) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
-        naps = [later - earlier for earlier, later in itertools.pairwise(d.store.times)]
-        assert max(naps) <= 1.0
-        assert sum(naps[:3]) < 0.4
-        assert len({round(nap, 4) for nap in naps}) > len(naps) / 2
-        assert 60 < len(naps) < 240
+        pauses = [later - earlier for earlier, later in itertools.pairwise(d.store.times)]
+        assert max(pauses) <= 1.0
+        assert sum(pauses[:3]) < 0.4
+        assert len({round(pause, 4) for pause in pauses}) > len(pauses) / 2
+        assert 60 < len(pauses) < 240
 
 
 @in_virtual_time
 async def test_the_stores_advice_shortens_a_nap():
-    async with desk(ScriptedStore(Held(0.5), Grant(34)), backoff=every(60)) as d:
+    async with desk(ScriptedStore(Busy(0.5), Grant(34)), backoff=every(60)) as d:
         await d.run()
         assert now() == 0.5
 
@@ -336,7 +336,7 @@ async def test_the_stores_advice_shortens_a_nap():
 @pytest.mark.parametrize("advice", [0.0, -5.0, 1e-9], ids=repr)
 @in_virtual_time
 async def test_advice_that_lies_in_the_past_does_not_make_a_waiter_spin(advice):
-    async with desk(ScriptedStore(Held(advice)), wait=1.0, backoff=every(60)) as d:
+    async with desk(ScriptedStore(Busy(advice)), wait=1.0, backoff=every(60)) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
         assert len(d.store.asked) <= 1100
@@ -345,14 +345,14 @@ async def test_advice_that_lies_in_the_past_does_not_make_a_waiter_spin(advice):
 @pytest.mark.parametrize("advice", [math.nan, math.inf, -math.inf], ids=repr)
 @in_virtual_time
 async def test_advice_that_is_no_number_is_no_advice(advice):
-    async with desk(ScriptedStore(Held(advice), Grant(34)), backoff=every(3)) as d:
+    async with desk(ScriptedStore(Busy(advice), Grant(34)), backoff=every(3)) as d:
         await d.run()
         assert now() == 3.0
 
 
 @in_virtual_time
 async def test_who_stands_in_line_is_woken_by_the_store():
-    async with desk(StoreWithLine(Held(3600.0), Held(3600.0), Grant(34)), backoff=every(60)) as d:
+    async with desk(StoreWithLine(Busy(3600.0), Busy(3600.0), Grant(34)), backoff=every(60)) as d:
         task = asyncio.create_task(d.run())
         await asyncio.sleep(2.0)
         assert d.store.times == [0.0, 0.01], "once, and once more when a release can no longer be missed"
@@ -366,19 +366,19 @@ async def test_who_stands_in_line_is_woken_by_the_store():
 
 @in_virtual_time
 async def test_who_stands_in_line_asks_by_itself_too_lest_a_message_was_lost():
-    async with desk(StoreWithLine(Held(3600.0)), wait=21.0, backoff=every(60)) as d:
+    async with desk(StoreWithLine(Busy(3600.0)), wait=21.0, backoff=every(60)) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
-        naps = [later - earlier for earlier, later in itertools.pairwise(d.store.times[1:])]
-        assert len(naps) >= 4
-        assert all(3.7 <= nap <= 5.0 for nap in naps[:-1])
+        pauses = [later - earlier for earlier, later in itertools.pairwise(d.store.times[1:])]
+        assert len(pauses) >= 4
+        assert all(3.7 <= pause <= 5.0 for pause in pauses[:-1])
         await settle()
         assert d.store.standing == []
 
 
 @in_virtual_time
 async def test_who_stands_in_line_asks_when_the_holders_time_is_over():
-    async with desk(StoreWithLine(Held(2.0), Held(1.5), Grant(34)), backoff=every(60)) as d:
+    async with desk(StoreWithLine(Busy(2.0), Busy(1.5), Grant(34)), backoff=every(60)) as d:
         await d.run()
         assert d.store.times == [0.0, 0.01, 1.51]
 
@@ -386,7 +386,7 @@ async def test_who_stands_in_line_asks_when_the_holders_time_is_over():
 @pytest.mark.parametrize("fault", [UNAVAILABLE, BackendRefusedError("Store", "queue"), ZeroDivisionError()], ids=repr)
 @in_virtual_time
 async def test_a_line_that_cannot_be_joined_leaves_polling(fault):
-    store = StoreWithLine(Held(3600.0))
+    store = StoreWithLine(Busy(3600.0))
     store.faults = [fault] * 100
     async with desk(store, wait=10.0, backoff=every(1.0)) as d:
         with pytest.raises(AcquireTimeoutError):
@@ -396,7 +396,7 @@ async def test_a_line_that_cannot_be_joined_leaves_polling(fault):
 
 @in_virtual_time
 async def test_a_line_that_breaks_is_joined_again():
-    store = StoreWithLine(*[Held(3600.0)] * 3, Grant(34))
+    store = StoreWithLine(*[Busy(3600.0)] * 3, Grant(34))
     async with desk(store, backoff=every(60)) as d:
         task = asyncio.create_task(d.run())
         await asyncio.sleep(1.0)
@@ -412,7 +412,7 @@ async def test_a_line_that_breaks_is_joined_again():
 
 @in_virtual_time
 async def test_giving_up_leaves_the_line():
-    async with desk(StoreWithLine(Held(3600.0))) as d:
+    async with desk(StoreWithLine(Busy(3600.0))) as d:
         task = asyncio.create_task(d.run())
         await asyncio.sleep(1.0)
         assert len(d.store.standing) == 1
@@ -426,7 +426,7 @@ async def test_giving_up_leaves_the_line():
 
 @in_virtual_time
 async def test_giving_up_before_the_line_was_joined_leaves_it_too():
-    async with desk(StoreWithLine(Held(3600.0))) as d:
+    async with desk(StoreWithLine(Busy(3600.0))) as d:
         task = asyncio.create_task(d.run())
         await asyncio.sleep(0.005)
         task.cancel()
@@ -494,11 +494,11 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
         (READER, Grant(34, permit=0), "the grant of a reader has no number of a permit"),
         (LOCK, Grant(34, restarted="no"), "restarted must be True or False"),
         (LOCK, Grant(34, restarted=None), "restarted must be True or False"),
-        (LOCK, Held("soon"), "retry_after must be a number of seconds, or None"),
-        (LOCK, Held(retry_after=[1]), "retry_after must be a number of seconds, or None"),
-        (LOCK, Held(True), "retry_after must be a number of seconds, or None"),
-        (LOCK, None, "its answer must be a Grant or Held, not NoneType"),
-        (LOCK, 34, "its answer must be a Grant or Held, not int"),
+        (LOCK, Busy("soon"), "retry_after must be a number of seconds, or None"),
+        (LOCK, Busy(retry_after=[1]), "retry_after must be a number of seconds, or None"),
+        (LOCK, Busy(True), "retry_after must be a number of seconds, or None"),
+        (LOCK, None, "its answer must be a Grant or Busy, not NoneType"),
+        (LOCK, 34, "its answer must be a Grant or Busy, not int"),
     ],
 )
 @in_virtual_time
@@ -514,7 +514,7 @@ async def test_an_answer_that_a_backend_has_filled_in_wrongly_is_refused_and_giv
 @pytest.mark.parametrize("kind", [ScriptedStore, StoreWithLine])
 @in_virtual_time
 async def test_a_waiter_does_not_hold_up_the_closing_of_its_client(kind):
-    async with desk(kind(Held(3600.0)), backoff=every(60)) as d:
+    async with desk(kind(Busy(3600.0)), backoff=every(60)) as d:
         task = asyncio.create_task(d.run())
         await asyncio.sleep(1)
         await d.store_calls.aclose(5.0)
@@ -525,7 +525,7 @@ async def test_a_waiter_does_not_hold_up_the_closing_of_its_client(kind):
 
 @in_virtual_time
 async def test_the_closing_of_a_client_waits_until_its_places_in_line_are_left():
-    async with desk(StoreWithLine(Held(3600.0)), backoff=every(60)) as d:
+    async with desk(StoreWithLine(Busy(3600.0)), backoff=every(60)) as d:
         acquiring = asyncio.create_task(d.run())
         await asyncio.sleep(1)
         d.store.leaving = 1.5
@@ -539,7 +539,7 @@ async def test_the_closing_of_a_client_waits_until_its_places_in_line_are_left()
 @pytest.mark.parametrize(("limit", "ends"), [(1.0, 1.0), (5.0, 2.0)])
 @in_virtual_time
 async def test_the_closing_of_a_client_waits_for_a_bounded_time_until_its_places_in_line_are_left(limit, ends):
-    async with desk(StoreWithLine(Held(3600.0)), backoff=every(60)) as d:
+    async with desk(StoreWithLine(Busy(3600.0)), backoff=every(60)) as d:
         acquiring = asyncio.create_task(d.run())
         await asyncio.sleep(1)
         d.store.leaving = 3600.0
@@ -553,11 +553,11 @@ async def test_the_closing_of_a_client_waits_for_a_bounded_time_until_its_places
 @in_virtual_time
 async def test_a_chosen_back_off_counts_where_the_store_wakes_no_waiter():
     """In any other line its pauses are those of a try that could not reach the store."""
-    async with desk(StoreThatPolls(Held(5.0)), wait=12.0, backoff=every(3)) as d:
+    async with desk(StoreThatPolls(Busy(5.0)), wait=12.0, backoff=every(3)) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
         assert d.store.times == [0.0, 3.0, 6.0, 9.0, 12.0]
-    async with desk(StoreThatPolls(Held(5.0)), wait=2.0) as d:
+    async with desk(StoreThatPolls(Busy(5.0)), wait=2.0) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
         assert len(d.store.times) == 5  # as the line has it
@@ -571,15 +571,15 @@ class StoreThatHandsOver(ScriptedStore, PlaceInLine):
 
     def __init__(self, *script) -> None:
         super().__init__(*script)
-        self.tell: Tell | None = None
+        self.tell: WaiterNotice | None = None
         self.left = 0
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> StoreThatHandsOver:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> StoreThatHandsOver:
         assert claim.owner == self.owners[-1]
         self.tell, self.hands_over = tell, hand_over
         return self
 
-    def nap(self, _advice: float) -> float:
+    def retry_after(self, _advice: float) -> float:
         return 60.0
 
     def leave(self) -> None:
@@ -591,13 +591,13 @@ class StoreThatPolls(StoreThatHandsOver):
 
     polls = True
 
-    def nap(self, _advice: float) -> float:
+    def retry_after(self, _advice: float) -> float:
         return 0.5
 
 
 @in_virtual_time
 async def test_a_grant_that_is_handed_over_counts_from_its_age_and_is_not_asked_for():
-    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         d.store.tell(Grant(34), 0.75)
@@ -611,7 +611,7 @@ async def test_a_grant_that_is_handed_over_counts_from_its_age_and_is_not_asked_
 @in_virtual_time
 async def test_a_grant_that_is_handed_over_late_is_asked_for_again_by_the_same_owner():
     """Its first renewal is due: the request restarts the ttl, and counts from its own sending."""
-    async with desk(StoreThatHandsOver(Held(5.0), (0.5, Grant(34)))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0), (0.5, Grant(34)))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         d.store.tell(Grant(34), Timing.build(ttl=TTL).heartbeat_interval)
@@ -624,7 +624,7 @@ async def test_a_grant_that_is_handed_over_late_is_asked_for_again_by_the_same_o
 
 @in_virtual_time
 async def test_a_grant_that_was_handed_over_before_a_pause_of_the_process_is_asked_for_again():
-    async with desk(StoreThatHandsOver(Held(5.0), Grant(34))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0), Grant(34))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         d.store.tell(Grant(34), 0.1)
@@ -635,7 +635,7 @@ async def test_a_grant_that_was_handed_over_before_a_pause_of_the_process_is_ask
 
 @in_virtual_time
 async def test_a_waiter_that_gives_up_in_the_turn_of_its_grant_releases_its_claim():
-    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         d.store.tell(Grant(34), 0.1)
@@ -648,7 +648,7 @@ async def test_a_waiter_that_gives_up_in_the_turn_of_its_grant_releases_its_clai
 
 @in_virtual_time
 async def test_a_waiter_whose_patience_ends_releases_its_claim_because_a_grant_may_be_on_its_way():
-    async with desk(StoreThatHandsOver(Held(5.0)), wait=12.0) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0)), wait=12.0) as d:
         with pytest.raises(AcquireTimeoutError):
             await d.run()
         await settle()
@@ -658,7 +658,7 @@ async def test_a_waiter_whose_patience_ends_releases_its_claim_because_a_grant_m
 
 @in_virtual_time
 async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
-    async with desk(StoreThatHandsOver(Held(5.0), UNAVAILABLE), backoff=every(3)) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0), UNAVAILABLE), backoff=every(3)) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         d.store.tell()
@@ -670,7 +670,7 @@ async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
 
 @in_virtual_time
 async def test_a_waiter_is_woken_by_the_closing_of_its_client():
-    async with desk(StoreThatHandsOver(Held(5.0))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
         await d.store_calls.aclose(1.0)
@@ -681,7 +681,7 @@ async def test_a_waiter_is_woken_by_the_closing_of_its_client():
 
 @in_virtual_time
 async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
-    async with desk(StoreThatHandsOver(Held(5.0), Grant(34))) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0), Grant(34))) as d:
         d.terms = d.terms._replace(fences=[(None, "resource")])
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(1)
@@ -693,7 +693,7 @@ async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
 @in_virtual_time
 async def test_a_waiter_that_is_woken_only_and_gives_up_sends_no_release():
     """It was handed nothing, for certain; and the place leaves the line."""
-    async with desk(StoreThatHandsOver(Held(5.0)), wait=12.0) as d:
+    async with desk(StoreThatHandsOver(Busy(5.0)), wait=12.0) as d:
         d.terms = d.terms._replace(mode=READER)
         with pytest.raises(AcquireTimeoutError):
             await d.run()
@@ -709,7 +709,7 @@ class OneByOne(ScriptedStore):
         self.door = asyncio.Lock()
         self.began: dict[str, float] = {}
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         self.began[claim.owner] = LoopClock().now()
         async with self.door:
             await asyncio.sleep(0.02)
@@ -775,7 +775,7 @@ async def test_the_patience_of_those_that_wait_for_their_turn_ends_as_a_wait():
 
 @in_virtual_time
 async def test_who_asks_once_asks_whenever_its_turn_comes():
-    results = await Crowd(OneByOne(Held(None)), 500, wait=0.0).outcomes()
+    results = await Crowd(OneByOne(Busy(None)), 500, wait=0.0).outcomes()
     assert {type(error) for error in results} == {LockHeldError}
 
 

@@ -35,7 +35,8 @@ from fencing_sdk._lease import state_of
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Grant, Held, Posted
+from fencing_sdk.abc import Busy, Claim, Grant
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event
 from fencing_sdk.testing import FaultyBackend
@@ -544,7 +545,7 @@ def _counted(sent, post):
 def test_a_subclass_that_changes_a_call_alone_is_asked_by_the_call():
     class Slow(MemoryBackend):
         async def acquire(self, claim):
-            return Held()
+            return Busy()
 
     class SlowAtLeaving(MemoryBackend):
         async def release(self, claim):
@@ -586,7 +587,7 @@ async def test_the_first_answer_counts_and_a_second_one_harms_nothing():
     manual.answers[0](Grant(34))
     assert not list(timers), "an answer drops the limit"
     call = flight.call()
-    manual.answers[0](Held())
+    manual.answers[0](Busy())
     await flight.waiter
     assert flight.outcome == Grant(34) == call.result()
 
@@ -620,7 +621,7 @@ async def test_an_abandoned_request_keeps_its_limit_until_it_is_answered():
     posts = Posts(manual, timers)
     for _ in range(2):
         posts.acquire(Claim(NAME, TTL), now(), LIMIT)
-    manual.answers[1](Held())
+    manual.answers[1](Busy())
     await asyncio.sleep(LIMIT + 0.1)
     assert manual.given_up == 1
     assert not list(timers)
@@ -652,7 +653,7 @@ async def test_a_task_that_asks_in_a_loop_lets_others_run():
 async def test_what_was_not_executed_is_asked_in_full_at_once():
     class Unready(Store):
         def post_acquire(self, claim, answer):
-            answer(Posted.NOT_EXECUTED)
+            answer(PostOutcome.NOT_EXECUTED)
 
         post_release = post_acquire
 

@@ -10,17 +10,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from fencing_sdk import connect
-from fencing_sdk.abc import (
-    Claim,
-    Grant,
-    Held,
-    Renewal,
-    SupportsFounding,
-    SupportsListing,
-    SupportsRevoking,
-    SupportsSchema,
-    SupportsShares,
-)
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal, SupportsListing, SupportsRevoking, SupportsShares
+from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.testing import FaultyBackend
@@ -76,7 +67,7 @@ async def test_without_faults_every_call_and_every_answer_passes(backend, store)
     claim = Claim("a", 60, metadata="batch")
     grant = await backend.acquire(claim)
     assert isinstance(grant, Grant)
-    assert isinstance(await backend.acquire(Claim("a", 60)), Held)
+    assert isinstance(await backend.acquire(Claim("a", 60)), Busy)
     assert await backend.renew([claim]) == [Renewal.RENEWED]
     assert (await backend.inspect("a")).token == grant.token
     await backend.release(claim)
@@ -301,7 +292,7 @@ async def test_permits_readers_lists_and_revocations_of_the_store_are_passed_on(
         assert await locks.revoke("a", token=lease.token, reason="a test")
 
 
-@pytest.mark.parametrize("power", [SupportsShares, SupportsListing, SupportsRevoking, SupportsSchema, SupportsFounding])
+@pytest.mark.parametrize("power", [SupportsShares, SupportsListing, SupportsRevoking, SupportsSchema, SupportsInit])
 def test_a_power_that_the_store_lacks_is_lacking_behind_the_network_too(power):
     assert isinstance(FaultyBackend(MemoryBackend()), power) is issubclass(MemoryBackend, power)
     assert not isinstance(FaultyBackend(Bare()), power)

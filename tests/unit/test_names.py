@@ -25,7 +25,7 @@ from fencing_sdk import Token
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values.claim import NAME_LIMIT, check_name, check_namespace, holder_of, in_namespace, safe_segment
 from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Holder, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Holder, Permit, Renewal
 from fencing_sdk.errors import ConfigurationError, InvalidNameError
 
 # Names are untrusted: what could break a line, a header, a key or a path is refused or escaped once.
@@ -441,7 +441,7 @@ def test_retries_use_one_claim_and_another_ttl_keeps_the_owner():
     assert claim == pickle.loads(pickle.dumps(claim))
 
 
-@pytest.mark.parametrize("value", [Claim("a", 1.0), Grant(34), Held(), Holder("a", 34, "9f8a01c2", 1.0)], ids=repr)
+@pytest.mark.parametrize("value", [Claim("a", 1.0), Grant(34), Busy(), Holder("a", 34, "9f8a01c2", 1.0)], ids=repr)
 def test_values_cannot_be_changed(value):
     for field in dataclasses.fields(value):
         with pytest.raises(dataclasses.FrozenInstanceError):

@@ -489,9 +489,9 @@ class Store:
 async def test_a_place_is_joined_in_the_background_and_left_in_the_background():
     store = Store()
     place, told = store.stand()
-    assert place.nap(1.0) is None
+    assert place.retry_after(1.0) is None
     await asyncio.sleep(0.02)
-    assert (place.nap(1.0), told) == (1.0, [0.01]), "it has joined: a release in between is not missed"
+    assert (place.retry_after(1.0), told) == (1.0, [0.01]), "it has joined: a release in between is not missed"
     store.waiters[0].wake()
     await settle()
     assert told == [0.01, 0.02]
@@ -547,9 +547,9 @@ async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhil
     store.faults = [UNAVAILABLE]
     store.waiters[0].fail(UNAVAILABLE)
     await asyncio.sleep(0.1)
-    assert place.nap(1.0) is None
+    assert place.retry_after(1.0) is None
     await asyncio.sleep(2.5)
-    assert (store.joins, len(store.waiters), place.nap(1.0)) == (3, 1, 1.0)
+    assert (store.joins, len(store.waiters), place.retry_after(1.0)) == (3, 1, 1.0)
     assert len(told) == 2, "as it joined, and as it joined again"
     await asyncio.wait((place.leave(),))
 
@@ -563,7 +563,7 @@ async def test_a_line_that_refuses_leaves_polling(error):
     store.faults = [error]
     place, told = store.stand()
     await asyncio.sleep(60.0)
-    assert (store.joins, told, place.nap(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
+    assert (store.joins, told, place.retry_after(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
 
 
 @in_virtual_time
@@ -572,7 +572,7 @@ async def test_no_more_than_32_waiters_join_at_once_and_the_others_do_not_poll_m
     places = [store.stand()[0] for _ in range(100)]
     await asyncio.sleep(0.005)
     assert store.joining == store.most_joining == 32
-    assert [place.nap(1.0) for place in places] == [None] * 32 + [1.0] * 68
+    assert [place.retry_after(1.0) for place in places] == [None] * 32 + [1.0] * 68
     await asyncio.sleep(0.05)
     assert (len(store.waiters), store.most_joining) == (100, 32)
     await asyncio.wait([place.leave() for place in places])

@@ -7,7 +7,7 @@ Who may hold, whose turn it is and who is woken is asked by `tests.oracle`, of t
 import pytest
 
 from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL, token_source
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError
@@ -21,9 +21,9 @@ def table() -> RowTable:
 def test_a_grant_ends_at_the_moment_at_which_its_ttl_is_over(table: RowTable):
     claim, rival = Claim("a", 2.0), Claim("a", 2.0)
     assert table.acquire(claim, 0.0) == Grant(1)
-    assert table.acquire(rival, 1.75) == Held(0.25)
+    assert table.acquire(rival, 1.75) == Busy(0.25)
     assert table.renew(claim, 1.75) is Renewal.RENEWED
-    assert table.acquire(rival, 3.5) == Held(0.25)
+    assert table.acquire(rival, 3.5) == Busy(0.25)
     assert table.renew(claim, 3.75) is table.release(claim, 3.75) is Renewal.REFUSED
     assert table.inspect("a", 3.75) is None
     assert table.acquire(rival, 3.75) == Grant(2)
@@ -34,8 +34,8 @@ def test_who_is_refused_hears_when_it_may_have_the_lock(table: RowTable):
     first, second, newcomer = (Claim("a", 2.0) for _ in range(3))
     table.join(first, 0.0)
     table.join(second, 0.5)
-    assert table.acquire(newcomer, 0.5) == Held(LINE_TTL - 0.5)
-    assert table.acquire(second, 0.5) == Held(LINE_POLL)
+    assert table.acquire(newcomer, 0.5) == Busy(LINE_TTL - 0.5)
+    assert table.acquire(second, 0.5) == Busy(LINE_POLL)
     assert table.acquire(first, LINE_TTL - 0.5) == Grant(1)
     table.release(first, LINE_TTL - 0.5)
     assert table.next_in_line("a", 0.5 + LINE_TTL - 0.25) == second.owner

@@ -561,7 +561,7 @@ async def test_while_a_grant_of_this_client_lasts_the_head_asks_for_nothing_and_
     stage.left = 9.0
     place = stage.join("1")
     assert stage.line.refusal(place.claim) == 9.0
-    assert place.nap(5.0) == 5.0
+    assert place.retry_after(5.0) == 5.0
     stage.line.ended(Claim("a", 10.0))
     assert not stage.woken, "another claim was released"
     stage.line.ended(holder)
@@ -588,8 +588,8 @@ async def test_a_head_looks_first_unless_it_was_woken():
 
 async def test_a_nap_is_no_longer_than_the_store_advises():
     stage = Stage()
-    assert stage.join("1").nap(0.2) == 0.2
-    assert stage.join("2").nap(5.0) == 5.0, "those behind the head have nothing to ask"
+    assert stage.join("1").retry_after(0.2) == 0.2
+    assert stage.join("2").retry_after(5.0) == 5.0, "those behind the head have nothing to ask"
 
 
 def test_waiters_of_a_loop_that_has_ended_stand_in_no_line():

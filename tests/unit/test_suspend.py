@@ -16,7 +16,7 @@ from virtual_time import in_virtual_time, now, settle
 from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockClient, LossReason
 from fencing_sdk._engine.timers import StallWatch
 from fencing_sdk._values.clock import BootClock, LoopClock
-from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -177,7 +177,7 @@ class NoLine:
         self.renew, self.release, self.inspect, self.aclose = store.renew, store.release, store.inspect, store.aclose
         self._store = store
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         return await self._store.acquire(claim)
 
 
@@ -188,9 +188,9 @@ class NoAdvice(NoLine):
         super().__init__(store)
         self.stand = store.stand
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         outcome = await super().acquire(claim)
-        return outcome if isinstance(outcome, Grant) else Held(None)
+        return outcome if isinstance(outcome, Grant) else Busy(None)
 
 
 async def lateness() -> float:

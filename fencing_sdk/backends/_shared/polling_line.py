@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk.abc import PlaceInLine, Tell
+from fencing_sdk.abc import PlaceInLine, WaiterNotice
 
 __all__ = ["Pace", "PlaceToPoll", "PollingLine"]
 
@@ -64,7 +64,7 @@ class PlaceToPoll(PlaceInLine):
 
     polls = True
 
-    def __init__(self, line: PollingLine, claim: Claim, tell: Tell, joined_at: int) -> None:
+    def __init__(self, line: PollingLine, claim: Claim, tell: WaiterNotice, joined_at: int) -> None:
         self._line = line
         self.claim = claim
         self.tell = tell
@@ -78,8 +78,8 @@ class PlaceToPoll(PlaceInLine):
         self.woken = True
         self.tell()
 
-    def nap(self, advice: float) -> float:
-        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+    def retry_after(self, advice: float) -> float:
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
         return min(advice, self._line.pause_of(self))
 
     def leave(self) -> None:
@@ -113,7 +113,7 @@ class PollingLine:
         self._names: OrderedDict[str, _Name] = OrderedDict()
         self._owner: LoopOwner | None = None
 
-    def stand(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+    def stand(self, claim: Claim, tell: WaiterNotice) -> PlaceToPoll:
         """Join the line for ``claim.name``."""
         self._forget_former_loop()
         name = self._name(claim.name)

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import LoopOwner, Uncopied
-from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.losses import RevocationWatcher, StopListening, name_digest
 from fencing_sdk.backends._shared.rules import Rows
@@ -160,7 +160,7 @@ class RowBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsOpen.open`."""
         await self._store.open()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         waiter = None if self._waiters is None else self._waiters.find(claim)
         look = None if waiter is None else partial(rules.refusal, claim=claim)
@@ -226,7 +226,7 @@ class RowBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the store only wakes)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the store only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked, Waiting
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.rules import GrantRow, TokenSource, WaiterRow
 
@@ -33,15 +33,15 @@ class RowTable:
         """By name and owner: until when it is kept, and why the grant was ended."""
         self._sweep_at = _SWEEP_FROM
 
-    def acquire(self, claim: Claim, now: float) -> Grant | Held:
+    def acquire(self, claim: Claim, now: float) -> Grant | Busy:
         """See `rules.acquire`. A try is also the waiter's sign of life, so it is advised to come back in time."""
         rows = TableRows(self, claim.name, now)
         in_line = rows.sign(claim.owner)
         answer = rules.acquire(rows, claim)
-        if not isinstance(answer, Held):
+        if not isinstance(answer, Busy):
             self._sweep(now)
         elif in_line and answer.retry_after is not None:
-            return Held(min(answer.retry_after, rules.LINE_POLL))
+            return Busy(min(answer.retry_after, rules.LINE_POLL))
         return answer
 
     def hand_over(self, claim: Claim, now: float) -> Grant:

@@ -24,9 +24,9 @@ from typing import Protocol
 
 from fencing_sdk._values.claim import (
     READER,
+    Busy,
     Claim,
     Grant,
-    Held,
     Holder,
     Mode,
     Permit,
@@ -177,7 +177,7 @@ def free_permit(mode: Mode, taken: Collection[int | None]) -> int | None:
     return next(n for n in range(mode.of) if n not in taken) if isinstance(mode, Permit) else None
 
 
-def acquire(rows: Rows, claim: Claim) -> Grant | Held:
+def acquire(rows: Rows, claim: Claim) -> Grant | Busy:
     """Grant, repeat an earlier grant to the same owner, or refuse."""
     held = rows.grants()
     mine = _of(claim.owner, held)
@@ -186,16 +186,16 @@ def acquire(rows: Rows, claim: Claim) -> Grant | Held:
         return Grant(mine.token, permit=mine.permit)
     head = _head(rows)
     if not _has_room(claim.mode, held):
-        return Held(_first_end(held) - rows.now)
+        return Busy(_first_end(held) - rows.now)
     if head is not None and head.owner != claim.owner:
-        return Held(head.silent_at - rows.now)  # it is the turn of another waiter
+        return Busy(head.silent_at - rows.now)  # it is the turn of another waiter
     granted = grant(rows, claim)
     if claim.mode.shared:
         wake_next(rows)
     return granted
 
 
-def refusal(rows: Rows, claim: Claim) -> Held | None:
+def refusal(rows: Rows, claim: Claim) -> Busy | None:
     """The answer to a waiter that has to wait on, found without a change; None if a try may be granted."""
     held = rows.grants()
     if _of(claim.owner, held) is not None:
@@ -204,8 +204,8 @@ def refusal(rows: Rows, claim: Claim) -> Held | None:
     its_turn = head is None or head.owner == claim.owner
     if not _has_room(claim.mode, held):
         left = _first_end(held) - rows.now
-        return Held(left if its_turn else left + LINE_POLL)  # the head is to try first
-    return None if head is None or its_turn else Held(min(head.silent_at - rows.now, LINE_POLL))
+        return Busy(left if its_turn else left + LINE_POLL)  # the head is to try first
+    return None if head is None or its_turn else Busy(min(head.silent_at - rows.now, LINE_POLL))
 
 
 def grant(rows: Rows, claim: Claim) -> Grant:

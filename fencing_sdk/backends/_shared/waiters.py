@@ -18,13 +18,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import Context
 from typing import Generic, Protocol, TypeVar
 
-from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.tasks import Turns
 from fencing_sdk._values.timing import RELEASE_LIMIT
-from fencing_sdk.abc import PlaceInLine, Tell
+from fencing_sdk.abc import PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
@@ -55,7 +55,7 @@ class WakeUp(asyncio.Event):
             super().set()
 
 
-Outcome = Grant | Held | None
+Outcome = Grant | Busy | None
 _MOST_JOINING = 32
 """Waiters that join their lines at once."""
 LEAVING = RELEASE_LIMIT
@@ -191,7 +191,7 @@ class KeptPlaces:
         self._joining = Turns(_MOST_JOINING)
         self._tasks = BackgroundTasks()
 
-    def stand(self, join: Join, claim: Claim, tell: Tell) -> KeptPlace:
+    def stand(self, join: Join, claim: Claim, tell: WaiterNotice) -> KeptPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         if self._owner is None or not self._owner.is_current:  # the turns of a loop that has ended never end
             self._owner, self._joining = LoopOwner(), Turns(_MOST_JOINING)
@@ -202,9 +202,9 @@ class KeptPlaces:
 class KeptPlace(PlaceInLine):
     """A place that a task of its own keeps, so that joining and leaving never hold up the waiter."""
 
-    tells_joining = True
+    notices_joining = True
 
-    def __init__(self, join: Join, claim: Claim, tell: Tell, joining: Turns, tasks: BackgroundTasks) -> None:
+    def __init__(self, join: Join, claim: Claim, tell: WaiterNotice, joining: Turns, tasks: BackgroundTasks) -> None:
         self._join = join
         self._claim = claim
         self._tell = tell
@@ -214,8 +214,8 @@ class KeptPlace(PlaceInLine):
         self._left = False
         self._task = tasks.start(self._keep())
 
-    def nap(self, advice: float) -> float | None:
-        """See `fencing_sdk.abc.PlaceInLine.nap`."""
+    def retry_after(self, advice: float) -> float | None:
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
         return advice if self._joined or self._queued else None
 
     def leave(self) -> asyncio.Future[None] | None:
@@ -275,7 +275,7 @@ class FirstAsks:
         self._asking: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}
         """By name: the owner that asks, and what it will know."""
 
-    async def refusal(self, claim: Claim) -> Held | None:
+    async def refusal(self, claim: Claim) -> Busy | None:
         """What *claim* learns from another claim that is asking already; None if it has to ask itself."""
         loop = asyncio.get_running_loop()
         while (first := self._asking.get(claim.name)) is not None:
@@ -283,14 +283,14 @@ class FirstAsks:
             if owner == claim.owner or asking.get_loop() is not loop:
                 break
             outcome = await asyncio.shield(asking)
-            if isinstance(outcome, Held):
+            if isinstance(outcome, Busy):
                 return outcome
             if isinstance(outcome, Grant):
-                return Held(None)
+                return Busy(None)
         return None
 
     @contextlib.contextmanager
-    def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Held], None]]:
+    def asking(self, claim: Claim) -> Iterator[Callable[[Grant | Busy], None]]:
         """Let the others wait until this try has an outcome, and yield the function that takes it."""
         asking: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._asking.setdefault(claim.name, (claim.owner, asking))

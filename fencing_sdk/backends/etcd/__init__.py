@@ -31,11 +31,11 @@ from contextvars import Context
 
 from fencing_sdk._etcd.gateway import make_gateway, read_url
 from fencing_sdk._etcd.messages import Json, compared
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import move_on_after, retrieve
-from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import with_reasons
@@ -134,7 +134,7 @@ class EtcdBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsOpen.open`."""
         await self._requests.first("open", "?")
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """
         See `fencing_sdk.abc.Backend.acquire`.
 
@@ -154,14 +154,14 @@ class EtcdBackend(Uncopied):
             settle(outcome)
         return outcome
 
-    async def _refusal(self, claim: Claim) -> Held | None:
+    async def _refusal(self, claim: Claim) -> Busy | None:
         """Refuse a claim without a request if another claim of this client is before it, or is just being refused."""
         if self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None:
             return None  # it may hold the lock
         held = await self._first_asks.refusal(claim)
-        return Held(None) if held is None and self._waiters.any_for(claim.name) else held
+        return Busy(None) if held is None and self._waiters.any_for(claim.name) else held
 
-    async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Held:
+    async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Busy:
         started, key = self._leases.now(), self._keys.own(claim)
         self._unanswered.begin(claim.owner)
         self._leases.give_up_overdue(started, [key])
@@ -176,7 +176,7 @@ class EtcdBackend(Uncopied):
         if standing.own is not None and not self._leases.is_safe(key, standing.own.created):
             await self._leases.delete_pending("acquire", [key])  # the claim left the line while this call joined it
         self._unanswered.answered(claim.owner)
-        return Held(None if waiter is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
+        return Busy(None if waiter is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
 
     async def _try(self, claim: Claim, waiter: EtcdWaiter | None, started: float) -> tuple[Standing, SharedLease]:
         """
@@ -296,7 +296,7 @@ class EtcdBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 

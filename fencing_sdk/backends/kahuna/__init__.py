@@ -29,13 +29,13 @@ from typing import Any
 from fencing_sdk._http.outcomes import RequestFailedError, UnreadableAnswerError
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna import NodeClient, nodes_of_url
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import Tell
+from fencing_sdk.abc import WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
@@ -166,7 +166,7 @@ class KahunaBackend(Uncopied):
                 break
         return warnings_of(cluster, self._durability)
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
         if not may_hold and (held := await self._waiters.refusal(claim)) is not None:
@@ -176,7 +176,7 @@ class KahunaBackend(Uncopied):
             settle(outcome)
         return outcome
 
-    async def _try_lock(self, claim: Claim) -> Grant | Held:
+    async def _try_lock(self, claim: Claim) -> Grant | Busy:
         earlier_unanswered, sent_at = self._unanswered.begin(claim.owner), self._grants.now()
         answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim), claim.name)
         if answer.type is AnswerType.LOCKED:
@@ -190,7 +190,7 @@ class KahunaBackend(Uncopied):
             return await self._waiters.refused(claim)
         raise error_of_answer(answer, "acquire")
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._waiters.stand(claim, tell)
 

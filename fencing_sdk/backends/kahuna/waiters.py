@@ -19,10 +19,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import Tell
+from fencing_sdk.abc import WaiterNotice
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
 from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.errors import BackendError
@@ -55,27 +55,27 @@ class KahunaWaiters:
         self._line = PollingLine(left)
         self._first_asks = FirstAsks()
 
-    def stand(self, claim: Claim, tell: Tell) -> PlaceToPoll:
+    def stand(self, claim: Claim, tell: WaiterNotice) -> PlaceToPoll:
         """See `PollingLine.stand`."""
         return self._line.stand(claim, tell)
 
-    async def refusal(self, claim: Claim) -> Held | None:
+    async def refusal(self, claim: Claim) -> Busy | None:
         """Refuse *claim* without a try, if that would fail."""
         if not self._line.waits(claim) and (held := await self._first_asks.refusal(claim)) is not None:
             return held
         seconds = self._line.refusal(claim)
         if seconds is not None:
-            return Held(seconds if math.isfinite(seconds) else None)
+            return Busy(seconds if math.isfinite(seconds) else None)
         holder = await self._look(claim) if self._line.looks_first(claim) else None
         return None if holder is None or holder.holder == claim.holder else _held(holder)
 
-    def asking(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Held], None]]:
+    def asking(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Busy], None]]:
         """See `FirstAsks.asking`."""
         return self._first_asks.asking(claim)
 
-    async def refused(self, claim: Claim) -> Held:
+    async def refused(self, claim: Claim) -> Busy:
         """Make the refusal of *claim*: with a look for the end of the grant, unless the line looks anyway."""
-        return Held(None) if self._line.waits(claim) else _held(await self._look(claim))
+        return Busy(None) if self._line.waits(claim) else _held(await self._look(claim))
 
     def granted(self, claim: Claim, grant: Grant) -> None:
         """*claim* was granted."""
@@ -95,9 +95,9 @@ class KahunaWaiters:
         return holder
 
 
-def _held(holder: Holder | None) -> Held:
+def _held(holder: Holder | None) -> Busy:
     """A refusal with the time for the next try: the end of the holder's grant, if that is known."""
-    return Held(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + JITTER.uniform(0, _SPREAD))
+    return Busy(None if holder is None else max(_SHORTEST_WAIT, holder.remaining) + JITTER.uniform(0, _SPREAD))
 
 
 class KnownGrants:

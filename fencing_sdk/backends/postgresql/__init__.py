@@ -29,12 +29,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import READER, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names, read_hybrid, read_seconds, read_switch
 from fencing_sdk._values.url import LIBPQ_OPTIONS
-from fencing_sdk.abc import Guard, LossNotice, Tell, TransactionalGuard
+from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
+from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
@@ -173,23 +174,23 @@ class PostgresqlBackend(Uncopied):
         with translating("open"):
             await self._connection.open()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         return await self._acquire(claim, self._connection.ask)
 
     def keeps(self, guard: Guard) -> bool:
-        """See `fencing_sdk.abc.SupportsFence.keeps`."""
+        """See ``abc._powers.SupportsFence.keeps``."""
         known = self._database_identity
         return known is not None and isinstance(guard, TransactionalGuard) and guard.database == known
 
-    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Held:
-        """See `fencing_sdk.abc.SupportsFence.acquire_fenced`. Another connection waits for locked fences."""
+    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Busy:
+        """See ``abc._powers.SupportsFence.acquire_fenced``. Another connection waits for locked fences."""
         fenced = FencedAcquire(claim, fences)
         return await self._acquire(claim, lambda *asked: self._fenced_connection.run(fenced.request(*asked)))
 
     async def _acquire(
         self, claim: Claim, ask: Callable[[str, Arguments], Awaitable[DriverRow | None]]
-    ) -> Grant | Held:
+    ) -> Grant | Busy:
         waiter = self._waiters.find(claim)
         channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
         asked = self._requests.acquisition(claim, channel, ticket)
@@ -297,15 +298,15 @@ class PostgresqlBackend(Uncopied):
         await self._connection.aclose()
 
     def schema_sql(self) -> str:
-        """See `fencing_sdk.abc.SupportsSchema.schema_sql`."""
+        """See ``abc._powers.SupportsSchema.schema_sql``."""
         return schema_sql(self._options.schema)
 
     async def create_schema(self) -> None:
-        """See `fencing_sdk.abc.SupportsSchema.create_schema`."""
+        """See ``abc._powers.SupportsSchema.create_schema``."""
         with translating("create_schema"):
             await self._dialer.create_schema()
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 

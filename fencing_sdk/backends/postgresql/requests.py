@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Mode, Permit, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk._values.token import TOKEN_LIMIT, Token
-from fencing_sdk.abc import Guard, TransactionalGuard
+from fencing_sdk.abc import Guard
+from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends._shared.rules import handed_over
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, code_of
 from fencing_sdk.backends.postgresql.connection.request_queue import RequestBody
@@ -133,7 +134,7 @@ def _micros(claim: Claim) -> int:
     return math.ceil(claim.ttl * 1e6)
 
 
-def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
+def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Busy:
     """
     Read the answer to `PostgresqlRequests.acquisition`. A waiter tries again after *poll* seconds at the latest.
 
@@ -143,7 +144,7 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Held:
     token, seconds_left, permit = columns(row, 3)
     if token is None:
         retry_after = seconds_in(seconds_left)
-        return Held(retry_after if poll is None else min(retry_after, poll))
+        return Busy(retry_after if poll is None else min(retry_after, poll))
     if permit is None or (isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0):
         return Grant(token_in(token), permit=permit)
     msg = "not the number of a permit"
@@ -168,7 +169,7 @@ def read_transfer(row: DriverRow | None, of: Claim) -> Grant | Renewal:
     return renewal
 
 
-def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant | Held | None]:
+def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant | Busy | None]:
     """
     Read the answer to `PostgresqlRequests.acquire_readers`: None for each reader that has to ask alone.
 

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import SharedBatches, ask_by_name
@@ -134,7 +134,7 @@ class PostgresqlWaiters:
 _TOGETHER = 256
 """Readers of one statement."""
 
-Tried = Grant | Held | Exception | None
+Tried = Grant | Busy | Exception | None
 """What became of one reader; None: it has to ask alone."""
 
 
@@ -163,7 +163,7 @@ class WaitingReaders:
         self._trying: set[Claim] = set()
         self._batches: SharedBatches[Claim, Tried] = SharedBatches(self._try_all, _TOGETHER, one_by_one=True)
 
-    async def acquire(self, claim: Claim) -> Grant | Held | None:
+    async def acquire(self, claim: Claim) -> Grant | Busy | None:
         """
         Try together with the others; return None if the reader has to ask alone.
 

@@ -34,11 +34,12 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import retrieve
-from fencing_sdk.abc import LossNotice, Posted, Sent, Tell
+from fencing_sdk.abc import LossNotice, WaiterNotice
+from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
 from fencing_sdk.backends.redis.answers import (
@@ -155,7 +156,7 @@ class RedisBackend(Uncopied):
         with translating("open"):
             await (await self._router.node(self._requests.lease("?"))).pipe()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         call = self._requests.acquire(claim)
         with translating("acquire"):
@@ -164,14 +165,16 @@ class RedisBackend(Uncopied):
             self._losses.granted(call.keys[0], claim, answer.token)
         return answer
 
-    def post_acquire(self, claim: Claim, answer: Callable[[Grant | Held | Posted | BackendError], None]) -> Sent | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+    def post_acquire(
+        self, claim: Claim, answer: Callable[[Grant | Busy | PostOutcome | BackendError], None]
+    ) -> PendingPost | None:
+        """See ``abc._powers.SupportsPosts.post_acquire``."""
         return None if self._posts is None or claim.mode is not LOCK else self._posts.acquire(claim, answer)
 
     def post_release(
-        self, claim: Claim, answer: Callable[[Posted | Renewal | Revoked | BackendError], None]
-    ) -> Sent | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        self, claim: Claim, answer: Callable[[PostOutcome | Renewal | Revoked | BackendError], None]
+    ) -> PendingPost | None:
+        """See ``abc._powers.SupportsPosts.post_release``."""
         return None if self._posts is None or claim.mode is not LOCK else self._posts.release(claim, answer)
 
     async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
@@ -179,7 +182,7 @@ class RedisBackend(Uncopied):
         try:
             return await self._router.run(call)
         except UnconfirmedError as error:
-            if isinstance(read_acquired(error.reply), Held):
+            if isinstance(read_acquired(error.reply), Busy):
                 return error.reply
             await self._run_release(self._requests.release(claim), claim)
             raise
@@ -311,7 +314,7 @@ class RedisBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> RedisWaiter:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._waiters.stand(claim, tell, hand_over=hand_over)
 

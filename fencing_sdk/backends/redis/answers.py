@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Grant, Held, Holder, Permit, Renewal, holder_of
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Busy, Grant, Holder, Permit, Renewal, holder_of
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends._shared.rules import age_of
 from fencing_sdk.backends.redis.connection.node import CallOutcome
@@ -46,7 +46,7 @@ def read_release(reply: Reply) -> Renewal | None:
     return _REFUSED_RELEASES.get(reply) if isinstance(reply, int) else None
 
 
-def read_acquired(reply: Reply) -> Grant | Held:
+def read_acquired(reply: Reply) -> Grant | Busy:
     """
     Read the answer to an acquisition.
 
@@ -58,7 +58,7 @@ def read_acquired(reply: Reply) -> Grant | Held:
             return Grant(read_token(reply))
         case [bytes() as token, int() as permit]:
             return Grant(read_token(token), permit=None if permit < 0 else permit)
-    return Held(_seconds(reply))
+    return Busy(_seconds(reply))
 
 
 def read_transfer(reply: Reply) -> Grant | Renewal:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Renewal, Revoked
-from fencing_sdk.abc import Posted
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.losses import Reasons, with_reasons
 from fencing_sdk.backends.redis.answers import read_acquired, read_release
@@ -99,7 +99,7 @@ class RedisPosts:
         self._release = PackedCall(requests.release(_OPEN), keys.tag(_OPEN.name))
 
     def acquire(self, claim: Claim, answer: Callable[[Any], None]) -> AcquirePost | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_acquire`."""
+        """See ``abc._powers.SupportsPosts.post_acquire``."""
         tag = self._keys.tag(claim.name)
         lease = f"{tag}:l"
         pipe = self._router.last_pipe(lease)
@@ -112,7 +112,7 @@ class RedisPosts:
         return post if pipe.post(self._acquire(parts), post, followed=True) else None
 
     def release(self, claim: Claim, answer: Callable[[Any], None]) -> ReleasePost | None:
-        """See `fencing_sdk.abc.SupportsPosts.post_release`."""
+        """See ``abc._powers.SupportsPosts.post_release``."""
         tag = self._keys.tag(claim.name)
         lease = f"{tag}:l"
         pipe = self._router.last_pipe(lease)
@@ -169,7 +169,7 @@ class ReleasePost:
             self._answer(outcome)
 
     def give_up(self) -> None:
-        """See `fencing_sdk.abc.Sent.give_up`."""
+        """See ``abc._powers.PendingPost.give_up``."""
         if self._pipe.silent_for >= SILENCE:
             self._pipe.close("the server was silent")
 
@@ -177,14 +177,14 @@ class ReleasePost:
         """Read a reply; None: it is answered later."""
         refusal = read_release(reply)
         if refusal is None or self._posts.may_be_released(self._claim):
-            return Posted.RELEASED
+            return PostOutcome.RELEASED
         self._posts.refused(self._claim, refusal, self._answer)
         return None
 
-    def _failed(self, error: Exception) -> BackendError | Posted:
+    def _failed(self, error: Exception) -> BackendError | PostOutcome:
         if isinstance(error, ReplyError):
             if error.code in _NOT_EXECUTED:
-                return Posted.NOT_EXECUTED
+                return PostOutcome.NOT_EXECUTED
             if error.code in NOT_MASTER:
                 self._pipe.close_soon("the server is not a master")  # the next call looks for the master again
         failure = translated(self._operation, error)
@@ -208,7 +208,7 @@ class AcquirePost(ReleasePost):
         self._lease = lease
         self._claim = claim
 
-    def _read(self, reply: Reply) -> Grant | Held:
+    def _read(self, reply: Reply) -> Grant | Busy:
         answer = read_acquired(reply)
         if isinstance(answer, Grant):
             self._losses.granted(self._lease, self._claim, answer.token)

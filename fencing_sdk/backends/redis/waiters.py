@@ -35,7 +35,7 @@ from contextvars import Context
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk.abc import PlaceInLine, Tell
+from fencing_sdk.abc import PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.waiters import LEAVING, WaiterTable, new_ticket
 from fencing_sdk.backends.redis.answers import LineAnswer, read_line, read_token
@@ -59,7 +59,7 @@ _WAITERS_A_CALL = 100
 """Waiters of one call: it keeps the server busy for less than a millisecond."""
 _REMEMBERED = 1000
 """Waiters that have left, and to which a message may still be on its way."""
-_LONGEST_NAP = 60.0
+_LONGEST_PAUSE = 60.0
 """Seconds between the tries of a waiter whose signs of life are answered."""
 _LEAVE_TRIES = 2
 """One try on the open connection, and one on the next if that was broken."""
@@ -91,7 +91,7 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         claim: Claim,
         ticket: str,
         tag: str,
-        tell: Tell,
+        tell: WaiterNotice,
         hands_over: bool,  # noqa: FBT001
         leave: Callable[[RedisWaiter], asyncio.Task[None] | None],
     ) -> None:
@@ -107,9 +107,9 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         self.joined = False
         """True if the server knows it: its last sign of life was answered."""
 
-    def nap(self, advice: float) -> float | None:  # noqa: ARG002  (the answers to signs of life are the better advice)
-        """See `fencing_sdk.abc.PlaceInLine.nap`."""
-        return _LONGEST_NAP if self.joined else None
+    def retry_after(self, advice: float) -> float | None:  # noqa: ARG002  (the answers to signs of life are the better advice)
+        """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
+        return _LONGEST_PAUSE if self.joined else None
 
     def leave(self) -> asyncio.Task[None] | None:
         """See `fencing_sdk.abc.PlaceInLine.leave`."""
@@ -139,7 +139,7 @@ class RedisWaiters:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> RedisWaiter:
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
         """Join the line of a name in the background."""
         hands_over = hand_over and self._requests.fair and not self._requests.replicas
         waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), tell, hands_over, self._leave)

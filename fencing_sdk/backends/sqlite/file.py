@@ -78,8 +78,8 @@ SECOND = 1_000_000
 """Microseconds, in which the file counts time."""
 PATIENCE = 4.0
 """Seconds to wait for the write lock; less than the engine waits for opening, so that its error has the reason."""
-_SHORTEST_NAP = 0.0005
-_LONGEST_NAP = 0.005
+_SHORTEST_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.005
 """
 Seconds between two tries for the write lock. SQLite's own handler sleeps up to 0.1 s and starves:
 of 16 processes in a tight loop some got nothing for 4 s, with these numbers the worst wait was 0.8 s.
@@ -195,7 +195,7 @@ class LockFile:
                     if not is_busy(error) or self._clock.now() >= end:
                         raise
                 self._busy.set()
-                self._never.wait(JITTER.uniform(_SHORTEST_NAP, _LONGEST_NAP))
+                self._never.wait(JITTER.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE))
         finally:
             self._busy.clear()
 

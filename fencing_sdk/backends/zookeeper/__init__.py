@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names
-from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.losses import with_reasons
@@ -131,7 +131,7 @@ class ZooKeeperBackend(Uncopied):
             self._own_nodes.clear()
             self._clean_up.forget()
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         self._notice_fork()
         with our_errors("acquire"):
@@ -228,7 +228,7 @@ class ZooKeeperBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._values.claim import LOCK, READER, Claim, Grant, Held, Mode, Permit
+from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Mode, Permit
 from fencing_sdk._values.tasks import SharedBatches, ask_by_name, move_on_after
 from fencing_sdk.backends._shared.node_line import Permits, rival_of
 from fencing_sdk.backends._shared.rules import free_permit
@@ -63,7 +63,7 @@ class ZooKeeperWaitQueue:
         self._readers: dict[tuple[ZooKeeperSession, int, str], list[OwnNode]] = {}
         """Readers that wait for the same node, by the connection and the path on which that is watched."""
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
         if claim.mode is not LOCK or self._own_nodes.get(key_of(claim)) is not None:
             return await self._acquire_in_turn(claim)
@@ -74,23 +74,23 @@ class ZooKeeperWaitQueue:
             settle(outcome)
         return outcome
 
-    async def _refusal(self, claim: Claim) -> Held | None:
+    async def _refusal(self, claim: Claim) -> Busy | None:
         """Refuse a claim without a node if another claim of this client is before it, or is just being refused."""
         if self._unanswered.has(claim.owner):
             return None  # it may hold the lock
         held = await self._first_asks.refusal(claim)
         if held is None and self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
-            return Held(None)
+            return Busy(None)
         return held
 
-    async def _acquire_in_turn(self, claim: Claim) -> Grant | Held:
+    async def _acquire_in_turn(self, claim: Claim) -> Grant | Busy:
         self._unanswered.begin(claim.owner)
         async with self._own_nodes.turn(key_of(claim)):
             outcome = await self._acquire(claim)
         self._unanswered.answered(claim.owner)
         return outcome
 
-    async def _acquire(self, claim: Claim) -> Grant | Held:
+    async def _acquire(self, claim: Claim) -> Grant | Busy:
         own_node = await self._current(claim)
         session = self._sessions.of(claim.ttl) if own_node is None else own_node.session
         await session.ready()
@@ -121,7 +121,7 @@ class ZooKeeperWaitQueue:
         self._own_nodes.drop(own_node)
         return None
 
-    async def _try(self, own_node: OwnNode, line: Line) -> Grant | Held:
+    async def _try(self, own_node: OwnNode, line: Line) -> Grant | Busy:
         """Grant if the node is the first in the line. If not, delete it unless it is a waiter's."""
         claim, session = own_node.claim, own_node.session
         waiting = self._own_nodes.get(key_of(claim)) is own_node
@@ -143,7 +143,7 @@ class ZooKeeperWaitQueue:
             return Grant(own_node.token, ttl=ttl, permit=own_node.permit)
         if not waiting:
             await self._recipe.remove(session, own_node.path)
-        return Held()
+        return Busy()
 
     async def _watch_rival(self, own_node: OwnNode, line: Line) -> Line:
         """Return the line if it is the turn of *own_node*; else nothing, and a waiter watches the node it waits for."""

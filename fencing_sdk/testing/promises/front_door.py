@@ -22,7 +22,7 @@ import pytest
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Claim, Held, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Renewal
 from fencing_sdk._values.token import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import (
@@ -169,7 +169,7 @@ class FrontDoorPromises(BackendUnderTest):
                 if not lease.held:
                     assert lease.lost_reason in {None, LossReason.EXPIRED, LossReason.STALLED}
                     return False
-                assert isinstance(outcome, Held), f"expected a refusal of {name!r}, got {outcome}"
+                assert isinstance(outcome, Busy), f"expected a refusal of {name!r}, got {outcome}"
             await lease.release()
         return True
 

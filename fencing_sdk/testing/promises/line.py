@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.claim import Claim, Grant, Held
+from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk.abc import Backend, SupportsLine
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing.promises.under_test import (
@@ -252,7 +252,7 @@ class LinePromises(BackendUnderTest):
 
 async def _patiently(backend: Backend, claim: Claim, turn: StandingClaim) -> None:
     """Wait as the engine does: woken, or after ``retry_after``."""
-    while isinstance(outcome := await backend.acquire(claim), Held):
+    while isinstance(outcome := await backend.acquire(claim), Busy):
         try:
             async with asyncio.timeout(outcome.retry_after):
                 await turn.wait()

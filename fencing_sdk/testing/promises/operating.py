@@ -17,9 +17,9 @@ from fencing_sdk._values.claim import (
     LOCK,
     READER,
     WRITER,
+    Busy,
     Claim,
     Grant,
-    Held,
     Holder,
     Mode,
     Permit,
@@ -374,7 +374,7 @@ class TransferPromises(BackendUnderTest):
         await self.granted(backend, of)
         async with in_line(backend, waiter):
             await self.passed(backend, of, to)
-            assert isinstance(await backend.acquire(waiter), Held)
+            assert isinstance(await backend.acquire(waiter), Busy)
             await backend.release(to)
             async with self.soon():
                 while not isinstance(await backend.acquire(waiter), Grant):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease, state_of
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk.abc import Backend, SupportsLine, SupportsShares
 from fencing_sdk.testing.promises.under_test import TRIES, BackendUnderTest, Reopen, StandingClaim, in_line, needs
 
@@ -219,7 +219,7 @@ class SharePromises(BackendUnderTest):
                 renewed_at = asked_at
                 await self.pass_time(self.ttl * 0.6)
             outcome = await backend.acquire(rival := self._writer())
-            if isinstance(outcome, Held):
+            if isinstance(outcome, Busy):
                 return other
             assert self.now() >= self.lasted_until(renewed_at, self.ttl), "a reader that was renewed has ended"
             await backend.release(rival)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk._values.token import TOKEN_LIMIT, Token
@@ -90,8 +90,8 @@ class StandingClaim:
 
     async def joined(self) -> None:
         """Wait until it is in the line. Some places have news then, which are no reason to try."""
-        tells = self.place.tells_joining
-        while self.place.nap(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others have no news)
+        tells = self.place.notices_joining
+        while self.place.retry_after(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others have no news)
             await asyncio.sleep(0.001)
         if tells and self._times == 1:
             self._news.clear()
@@ -243,10 +243,10 @@ class BackendUnderTest:
         assert 0 <= token < TOKEN_LIMIT
         return token
 
-    async def refused(self, backend: Backend, claim: Claim) -> Held:
+    async def refused(self, backend: Backend, claim: Claim) -> Busy:
         """Try to acquire *claim*, which must be refused."""
         outcome = await backend.acquire(claim)
-        assert isinstance(outcome, Held), f"expected a refusal of {claim.name!r}, got {outcome}"
+        assert isinstance(outcome, Busy), f"expected a refusal of {claim.name!r}, got {outcome}"
         return outcome
 
     async def renewed(self, backend: Backend, claim: Claim) -> Renewal | Revoked:

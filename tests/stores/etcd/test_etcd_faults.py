@@ -20,7 +20,7 @@ from patience import until
 from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.backends.etcd.line import Standing
 from fencing_sdk.errors import BackendUnavailableError
@@ -123,7 +123,7 @@ async def test_a_key_that_was_deleted_and_made_again_by_a_late_request_is_not_th
     assert list(await etcd.renew([claim])) == [Renewal.REFUSED]
     async with backend_on(etcd_server.url) as rival, asyncio.timeout(20):
         other = Claim("a", 10.0)
-        while isinstance(outcome := await rival.acquire(other), Held):
+        while isinstance(outcome := await rival.acquire(other), Busy):
             await asyncio.sleep(0.1)
             await etcd.renew([claim])
             await granted(etcd, Claim(f"b/{CLOCK.now()}", 10.0))
@@ -138,7 +138,7 @@ async def test_a_claim_that_nobody_renews_ends_although_its_lease_is_kept_alive(
     token = await granted(etcd, left)
     await granted(etcd, kept)
     async with asyncio.timeout(20), backend_on(etcd_server.url) as rival:
-        while isinstance(outcome := await rival.acquire(Claim("left", 30.0)), Held):
+        while isinstance(outcome := await rival.acquire(Claim("left", 30.0)), Busy):
             assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
             await asyncio.sleep(0.1)
         assert isinstance(outcome, Grant)
@@ -321,7 +321,7 @@ async def test_a_refusal_after_a_lost_request_is_no_refusal(etcd_server, etcd_pr
         etcd_proxy.cut()
         with pytest.raises(BackendUnavailableError):
             await acquiring
-        assert isinstance(await backend.acquire(claim), Held)
+        assert isinstance(await backend.acquire(claim), Busy)
         etcd_proxy.heal()
 
 
@@ -413,7 +413,7 @@ async def test_a_late_deletion_of_a_place_does_not_end_the_grant_that_came_after
         await granted(rival, holder)
         ask_first(backend._gateway, slow.port)
         async with backend._in_line(claim):
-            assert isinstance(await backend.acquire(claim), Held)
+            assert isinstance(await backend.acquire(claim), Busy)
             await watched(etcd_server, 1)  # nothing is under way that would be given up for another member
             ask_first(backend._gateway, slow.port)  # it may have been slow to answer
             slow.blackhole()
@@ -428,7 +428,7 @@ async def test_a_late_deletion_of_a_place_does_not_end_the_grant_that_came_after
         assert found is not None
         assert found.token == token
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
-        assert isinstance(await rival.acquire(next_one), Held)
+        assert isinstance(await rival.acquire(next_one), Busy)
 
 
 async def test_work_goes_on_alone_although_the_deletion_of_an_earlier_place_comes_late(etcd_server: EtcdCluster):
@@ -498,7 +498,7 @@ async def test_a_place_that_was_left_and_taken_again_is_not_deleted_as_a_debt(
         await granted(etcd, kept)
         for _ in range(10):
             assert list(await etcd.renew([kept])) == [Renewal.RENEWED]
-            assert isinstance(await etcd.acquire(claim), Held)
+            assert isinstance(await etcd.acquire(claim), Busy)
             await asyncio.sleep(0.1)
         assert await keys(etcd_server, "a") == before
         await etcd.release(holder)

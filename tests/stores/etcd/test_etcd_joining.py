@@ -30,7 +30,7 @@ from fencing_sdk._values.claim import holder_of
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.tasks import SharedBatches, SharedCall, ask_by_name
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
-from fencing_sdk.abc import Claim, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey
 from fencing_sdk.backends.etcd.leases import LATE_ARRIVAL, PendingDeletes, SharedLease, SharedLeases
@@ -475,7 +475,7 @@ async def test_a_try_that_goes_on_while_its_claim_leaves_the_line_puts_no_key_ag
         await asked.wait()
     revision = etcd._requests.highest_revision
     free.set()
-    assert isinstance(await trying, Held)
+    assert isinstance(await trying, Busy)
     assert len(await keys(etcd_server, "a")) == 1
     if held_back == "turn":
         assert etcd._requests.highest_revision == revision, "it was not even put"

@@ -17,7 +17,7 @@ from shares_suite import MODES, NAME, claim_of, served
 from shares_suite import granted as grant_of
 from stays import PATIENCE, Stay, opened, staying
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Revoked
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.backends.etcd.requests import EtcdRequests
 from fencing_sdk.errors import BackendUnavailableError
@@ -77,7 +77,7 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
         async with in_line(backend, waiter) as turn, asyncio.timeout(20):
             await until(lambda: looks >= 2, what="it looks again")
             await rival.release(holder)
-            while isinstance(await backend.acquire(waiter), Held):
+            while isinstance(await backend.acquire(waiter), Busy):
                 await turn.wait()
 
 
@@ -102,7 +102,7 @@ async def test_a_watch_that_breaks_is_opened_again(etcd_server: EtcdCluster, etc
         holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
         await granted(other, holder)
         async with in_line(backend, waiter) as turn:
-            assert isinstance(await backend.acquire(waiter), Held)
+            assert isinstance(await backend.acquire(waiter), Busy)
             etcd_proxy.refuse()
             etcd_proxy.cut()
             await other.release(holder)
@@ -119,19 +119,19 @@ async def test_a_place_that_an_operator_removed_is_taken_again_at_the_end(etcd: 
         own = (await keys(etcd_server, "a"))[1]
         await asyncio.to_thread(etcd_server.delete, own)
         async with in_line(etcd, later) as later_turn:
-            assert isinstance(await etcd.acquire(waiter), Held)
+            assert isinstance(await etcd.acquire(waiter), Busy)
             await etcd.release(holder)
             async with asyncio.timeout(20):
                 await later_turn.wait()
-                assert isinstance(await etcd.acquire(waiter), Held)
+                assert isinstance(await etcd.acquire(waiter), Busy)
                 await granted(etcd, later)
                 with contextlib.suppress(TimeoutError):  # a wake-up that came for nothing
                     async with asyncio.timeout(0.5):
                         await turn.wait()
-                assert isinstance(await etcd.acquire(waiter), Held)
+                assert isinstance(await etcd.acquire(waiter), Busy)
                 await etcd.release(later)
                 await turn.wait()
-                while isinstance(await etcd.acquire(waiter), Held):
+                while isinstance(await etcd.acquire(waiter), Busy):
                     await turn.wait()
 
 

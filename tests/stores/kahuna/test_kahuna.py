@@ -10,7 +10,7 @@ import pytest
 from kahuna_server import KahunaServer
 from own_server import OwnServer
 
-from fencing_sdk.abc import Claim, Grant, Held, Holder, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing import BackendSuite
@@ -41,7 +41,7 @@ class Persevering:
         self._backend = backend
         self.aclose = backend.aclose
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         return await self._again(lambda: self._backend.acquire(claim))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:

@@ -22,7 +22,7 @@ from throwaway_certificates import Certificates, make_certificates
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
 from fencing_sdk.errors import (
     AcquireTimeoutError,
@@ -221,7 +221,7 @@ async def test_a_grant_that_was_found_again_is_restarted(kahuna_server: KahunaSe
     outcome = await granted(kahuna, claim)
     if outcome.token == 0:  # else the machine was so slow that the first grant had expired
         assert outcome.restarted
-        while isinstance(await kahuna.acquire(Claim("a", 60.0)), Held):  # noqa: ASYNC110
+        while isinstance(await kahuna.acquire(Claim("a", 60.0)), Busy):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert clock.now() >= sent_at + 1.0 - 0.02
     else:
@@ -235,7 +235,7 @@ async def test_a_request_carried_out_after_a_refusal_does_not_prolong_the_deadli
     holder, claim = Claim("a", 60.0), Claim("a", 60.0)
     await granted(kahuna, holder)
     kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1, late=2.0)  # after the release below
-    assert isinstance(await kahuna.acquire(claim), Held)
+    assert isinstance(await kahuna.acquire(claim), Busy)
     await kahuna.release(holder)
     while (found := await kahuna.inspect("a")) is None or found.holder != claim.holder:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -369,7 +369,7 @@ async def test_a_short_lease_does_not_lose_a_refusal_to_the_question_that_follow
 async def test_a_waiter_is_told_when_the_holder_s_grant_ends(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     await granted(kahuna, Claim("a", 40.0))
     outcome = await kahuna.acquire(Claim("a", 60.0))
-    assert isinstance(outcome, Held)
+    assert isinstance(outcome, Busy)
     assert outcome.retry_after is not None
     assert 20 < outcome.retry_after <= 40.2
 
@@ -382,7 +382,7 @@ async def test_a_refusal_stays_one_when_nobody_tells_until_when(
     await granted(kahuna, Claim("a", 40.0))
     kahuna_server.fault(act, call="get-info")
     async with asyncio.timeout(PATIENCE):
-        assert await kahuna.acquire(Claim("a", 60.0)) == Held(None)
+        assert await kahuna.acquire(Claim("a", 60.0)) == Busy(None)
 
 
 async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: KahunaServer, kahuna: KahunaBackend):
@@ -391,7 +391,7 @@ async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: Kahuna
     told = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
     kahuna_server.fault("body", told, call="get-info")
     outcome = await kahuna.acquire(Claim("a", 60.0))
-    assert isinstance(outcome, Held)
+    assert isinstance(outcome, Busy)
     assert outcome.retry_after is not None
     assert 0.05 <= outcome.retry_after <= 0.1
 

@@ -18,7 +18,7 @@ from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
 from fencing_sdk._http.endpoints import Endpoints
 from fencing_sdk._http.outcomes import UnreadableAnswerError
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna.options import read_nodes
@@ -420,7 +420,7 @@ async def test_claims_that_ask_together_send_one_request(kahuna_server: KahunaSe
         assert isinstance(await other.acquire(Claim("a", 60.0)), Grant)
     before = len(kahuna_server.seen())
     outcomes = await asyncio.gather(*(kahuna.acquire(Claim("a", 60.0)) for _ in range(10)))
-    assert all(isinstance(outcome, Held) for outcome in outcomes)
+    assert all(isinstance(outcome, Busy) for outcome in outcomes)
     assert [request["call"] for request in kahuna_server.seen()[before:]] == ["try-lock", "get-info"]
 
 
@@ -454,7 +454,7 @@ async def test_a_claim_that_holds_finds_its_grant_although_others_ask_and_wait(k
     claim, other = Claim("a", 60.0), Claim("a", 60.0)
     assert await kahuna.acquire(claim) == Grant(0, restarted=False)
     outcomes = await asyncio.gather(*(kahuna.acquire(one) for one in (other, claim, other, claim)))
-    assert [type(outcome) for outcome in outcomes] == [Held, Grant, Held, Grant]
+    assert [type(outcome) for outcome in outcomes] == [Busy, Grant, Busy, Grant]
     kahuna.stand(other, lambda *_: None, hand_over=True)
     assert await kahuna.acquire(claim) == Grant(0, restarted=False)
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from fencing_sdk import ConfigurationError, LockClient, connect
-from fencing_sdk.abc import Backend, Claim, Grant, Held
+from fencing_sdk.abc import Backend, Busy, Claim, Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.rules import LINE_POLL
 from fencing_sdk.backends.memory import MemoryBackend
@@ -118,7 +118,7 @@ async def test_whoever_stands_in_line_is_told_to_show_up_in_time(backend):
     await backend.acquire(Claim("a", 60))
     waiter = Claim("a", 60)
     async with in_line(backend, waiter):
-        assert await backend.acquire(waiter) == Held(LINE_POLL)
+        assert await backend.acquire(waiter) == Busy(LINE_POLL)
 
 
 async def test_one_owner_may_stand_in_two_lines(backend):

@@ -33,7 +33,7 @@ from serving import serving
 from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying, use_in_turn
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
-from fencing_sdk.abc import Claim, Held
+from fencing_sdk.abc import Busy, Claim
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, schema_sql
 from fencing_sdk.backends.postgresql.options import read_url
 from fencing_sdk.backends.postgresql.schema import newest_function, objects_sql
@@ -223,8 +223,8 @@ async def test_waiters_without_notifications_try_four_times_as_often(pgbouncer, 
     first, second = Claim("a", 60.0), Claim("a", 60.0)
     async with in_line(listening, first), in_line(polling, second):
         await until(lambda: listening._waiters.listening)
-        assert await listening.acquire(first) == Held(1.0)
-        assert await polling.acquire(second) == Held(0.25)
+        assert await listening.acquire(first) == Busy(1.0)
+        assert await polling.acquire(second) == Busy(0.25)
     for backend in backends:
         await backend.aclose()
 

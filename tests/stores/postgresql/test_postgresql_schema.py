@@ -20,7 +20,7 @@ from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, connect
 from fencing_sdk._client_operating import PAGE
 from fencing_sdk._values.claim import TOKEN_LIMIT
-from fencing_sdk.abc import LOCK, READER, Claim, Grant, Held, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
 from fencing_sdk.errors import BackendRefusedError
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
@@ -571,5 +571,5 @@ async def test_what_a_server_that_became_read_only_remembers_is_no_answer(call, 
     with pytest.raises(BackendUnavailableError, match=WHY):
         await ask[call]()
     answer = await ask[call]()
-    assert isinstance(answer, Held) if call == "acquire" else answer is not None
+    assert isinstance(answer, Busy) if call == "acquire" else answer is not None
     await backend.aclose()

@@ -31,9 +31,10 @@ from fencing_sdk import (
     BackendUnavailableError,
     LeaseLostError,
     StaleTokenError,
+    Token,
     connect,
 )
-from fencing_sdk.abc import Claim, Grant, Held, Token
+from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendError
 from fencing_sdk.events import FenceRaised, Lost, Renewed
@@ -118,7 +119,7 @@ async def test_the_same_owner_again_gets_the_same_and_a_refusal_raises_nothing(b
     claim = Claim(SEAT, 60.0)
     first = await backend.acquire_fenced(claim, [(guard, SEAT)])
     assert await backend.acquire_fenced(claim, [(guard, SEAT)]) == first
-    assert isinstance(await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, "other")]), Held)
+    assert isinstance(await backend.acquire_fenced(Claim(SEAT, 60.0), [(guard, "other")]), Busy)
     assert await guard.highest("other") is None
 
 

@@ -16,7 +16,7 @@ from stays import PATIENCE, Stay, eventually, opened, staying, use_in_turn
 from worker_processes import worker_processes
 
 from fencing_sdk import BackendUnavailableError
-from fencing_sdk.abc import READER, WRITER, Claim, Grant, Held
+from fencing_sdk.abc import READER, WRITER, Busy, Claim, Grant
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, schema, waiters
 from fencing_sdk.testing.promises.under_test import StandingClaim, in_line
 
@@ -209,7 +209,7 @@ async def test_readers_whose_places_are_gone_join_again_when_they_try_together(
         await server.value(lost, gone)
         await server.execute("UPDATE fencing.fencing_waiter SET seen = clock_timestamp() - interval '2 seconds'")
         for outcome in await asyncio.gather(*map(backend.acquire, claims)):
-            assert isinstance(outcome, Held)
+            assert isinstance(outcome, Busy)
         assert await line(server, NAME) == 6
         assert (
             await server.value("SELECT extract(epoch FROM clock_timestamp() - min(seen)) FROM fencing.fencing_waiter")
@@ -265,6 +265,6 @@ async def test_readers_wait_for_a_writer_that_came_between_their_look_and_their_
             blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             await eventually(lambda: observer.fetchval(blocked), what="they wait for the row")
             await transaction.commit()
-            assert [type(outcome) for outcome in await trying] == [Held] * 3
+            assert [type(outcome) for outcome in await trying] == [Busy] * 3
             assert await observer.fetchval("SELECT count(*) FROM fencing.fencing_share") == 0
             await session.execute("UPDATE fencing.fencing_lock SET owner = NULL, expires_at = clock_timestamp()")

@@ -25,7 +25,7 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk.abc import Claim, Grant, Held, Holder, Renewal, Revoked
+from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends.redis.connection.dial import OpenConnection
 from fencing_sdk.backends.redis.options import QuorumTopology
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url, operating
@@ -202,7 +202,7 @@ async def test_a_refused_attempt_frees_the_nodes_that_had_granted_it(redis_quoru
     await redis_quorum.nodes[2].command("DEL", key("a", "h"))
     async with contextlib.aclosing(from_url(redis_quorum.url)) as rival:
         await voting(rival, 3)
-        assert isinstance(await rival.acquire(Claim("a", 60.0)), Held)
+        assert isinstance(await rival.acquire(Claim("a", 60.0)), Busy)
         await until(lambda: not redis_quorum.nodes[2].ask("EXISTS", key("a", "h")), what="it is free", within=PATIENCE)
 
 
@@ -217,7 +217,7 @@ async def test_a_node_that_has_forgotten_does_not_vote_and_is_admitted_while_lea
         renewed = len(log.of(Renewed))
         await log.seen(Renewed, renewed + 3)
         assert await redis_quorum.nodes[1].command("DBSIZE") == 0  # nothing is written without an epoch
-        assert "1 of 3" in await redis_quorum.found()
+        assert "1 of 3" in await redis_quorum.init()
         node = redis_quorum.nodes[1]
         await eventually(lambda: node.command("EXISTS", key("a", "h")), what="the node has the hold again")
         await until(lambda: hold.counts(1), what="the node counts")
@@ -244,7 +244,7 @@ async def test_tokens_grow_across_a_lost_memory_although_clocks_are_of_no_help(r
     await use(5)
     redis_quorum.nodes[0].ask("FLUSHALL")
     redis_quorum.nodes[2].start()
-    await redis_quorum.found()
+    await redis_quorum.init()
     redis_quorum.nodes[1].kill()
     await use(5)
     assert tokens == sorted(set(tokens))
@@ -268,7 +268,7 @@ async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
         for _ in range(3):
             await backend.acquire(Claim("b", 1.0))
     with pytest.raises(BackendRefusedError, match="only 1 of 3 nodes remember"):
-        await redis_quorum.found()
+        await redis_quorum.init()
     redis_quorum.nodes[2].ask("FLUSHALL")
     with pytest.raises(BackendRefusedError, match="fencing init"):
         async with asyncio.timeout(PATIENCE):
@@ -282,7 +282,7 @@ async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
 async def test_a_server_that_restarts_from_an_old_snapshot_does_not_vote(start_redis: Callable[..., object]):
     quorum = Quorum(3, appendonly=False)
     with quorum:
-        await quorum.found()
+        await quorum.init()
         node = quorum.nodes[0]
         await node.command("SAVE")
         node.kill()
@@ -294,7 +294,7 @@ async def test_a_server_that_restarts_from_an_old_snapshot_does_not_vote(start_r
         voters = backend._nodes.voters()
         assert voters is not None
         assert [one.number for one in voters.nodes] == [1, 2]
-        assert "1 of 3" in await quorum.found()
+        assert "1 of 3" in await quorum.init()
         await voting(backend, 3)
         await backend.aclose()
 
@@ -305,8 +305,8 @@ async def test_a_server_that_restarts_from_an_old_snapshot_does_not_vote(start_r
 async def test_two_founders_at_once_found_one_quorum(redis_quorum: Quorum):
     for _ in range(5):
         redis_quorum.forget()
-        await asyncio.gather(redis_quorum.found(), redis_quorum.found(), return_exceptions=True)
-        await redis_quorum.found()
+        await asyncio.gather(redis_quorum.init(), redis_quorum.init(), return_exceptions=True)
+        await redis_quorum.init()
         epochs = {await node.command("GET", EPOCH) for node in redis_quorum.nodes}
         assert len(epochs) == 1
         assert None not in epochs
@@ -316,7 +316,7 @@ async def test_founding_that_was_broken_off_is_completed(redis_quorum: Quorum):
     epoch = await redis_quorum.nodes[0].command("GET", EPOCH)
     for node in redis_quorum.nodes[1:]:
         await node.command("DEL", EPOCH, "{fencing:}:run")
-    assert "nothing to do" in await redis_quorum.found()
+    assert "nothing to do" in await redis_quorum.init()
     assert {await node.command("GET", EPOCH) for node in redis_quorum.nodes} == {epoch}
 
 
@@ -335,7 +335,7 @@ async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum, lat
                         await asyncio.sleep(0.01)
             redis_quorum.forget()
             with pytest.raises(BackendRefusedError, match="same server"):
-                await backend.found()
+                await backend.init()
 
 
 class RefusedDialer:
@@ -378,7 +378,7 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
     program.chmod(0o755)
     quorum.nodes[0].binary = str(program)
     with quorum:
-        await quorum.found()
+        await quorum.init()
         async with opened(quorum.url) as (locks, log), staying(locks.lock("a", **HELD)) as stay:
             await counted(locks)
             clock.shift(hours * 3600)
@@ -386,7 +386,7 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
             await voting(rival, 3)
             renewed = len(log.of(Renewed))
             while len(log.of(Renewed)) < renewed + 6:
-                assert isinstance(await rival.acquire(Claim("a", 1.0)), Held)
+                assert isinstance(await rival.acquire(Claim("a", 1.0)), Busy)
                 await asyncio.sleep(0.05)
             assert log.of(Lost) == []
             await stay.end()
@@ -668,7 +668,7 @@ async def test_the_user_of_the_page_may_do_all_this(redis_binary: str):
     assert rules[:4] == ["user", "locks", "on", ">..."]
     user = " ".join(["locks", "on", ">s", *rules[4:]])
     with Quorum(3, binary=redis_binary, appendonly=True, user=[user]) as quorum:
-        await quorum.found()
+        await quorum.init()
         url = quorum.url.replace("://", "://locks:s@")
         async with connect(url) as locks, connect(url) as operator:
             lease = await locks.lock("a", ttl=60).acquire()

@@ -13,7 +13,7 @@ from redis_server import RedisServer
 from stays import PATIENCE, opened
 
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk.abc import READER, Backend, Claim, Held, Permit
+from fencing_sdk.abc import READER, Backend, Busy, Claim, Permit
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.errors import BackendRefusedError
 from fencing_sdk.testing import BackendSuite
@@ -54,7 +54,7 @@ class TestRedisBackend(OwnServer, BackendSuite):
         await backend.acquire(permit)
         await self.own_server.command("DEL", backend._requests.acquire(permit).keys[4])
         outcome = await backend.acquire(Claim("a", 9.0, "reader", mode=READER))
-        assert isinstance(outcome, Held)
+        assert isinstance(outcome, Busy)
         assert 0 < outcome.retry_after <= 9.0
 
 

@@ -17,7 +17,7 @@ from redis_server import RedisServer
 from redis_stage import calls_of, key
 from stays import PATIENCE, eventually, no_loose_ends
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.requests import WaiterSign
@@ -120,7 +120,7 @@ async def test_who_may_not_listen_keeps_its_place_and_does_not_ask_for_more_each
         async with in_line(backend, waiter):
             await server.command("CONFIG", "RESETSTAT")
             for _ in range(3):
-                assert isinstance(await backend.acquire(waiter), Held)
+                assert isinstance(await backend.acquire(waiter), Busy)
             assert await calls_of(server, "zadd", "subscribe") == 0
             await backend.release(holder)
             await granted(backend, waiter)
@@ -351,7 +351,7 @@ async def test_waiters_are_woken_by_messages_after_a_failover(redis_binary, monk
 
 async def asked(backend, claim) -> bool:
     try:
-        return isinstance(await backend.acquire(claim), Held)
+        return isinstance(await backend.acquire(claim), Busy)
     except BackendUnavailableError:
         return False
 

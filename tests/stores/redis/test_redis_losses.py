@@ -17,7 +17,7 @@ from shares_suite import claim_of, granted, served
 from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, LockClient, LockHeldError, LossReason
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Renewal, Revoked
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.redis import from_url, scripts
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.scripts import ACQUIRE, RELEASE
@@ -652,7 +652,7 @@ async def _let_in_readers(server, count: int) -> list[int]:
         for number, reader in enumerate(readers):
             client = clients[number % len(clients)]
             turn = await stack.enter_async_context(in_line(client, reader))
-            assert isinstance(await client.acquire(reader), Held)
+            assert isinstance(await client.acquire(reader), Busy)
             line.append((client, reader, turn))
         for client in clients:
             client._waiters._give_signs = _no_sign  # the answer to a sign would wake those that no message has woken
@@ -700,7 +700,7 @@ async def test_readers_that_a_writer_came_before_are_all_woken_once_more(redis_s
         pairs = list(zip(readers, turns, strict=True))
         for reader, turn in pairs:
             await turn.wait()
-            assert isinstance(await backend.acquire(reader), Held)
+            assert isinstance(await backend.acquire(reader), Busy)
         waiting = [asyncio.create_task(_served_when_woken(backend, *pair, tries)) for pair in pairs]
         await backend.release(second)
         await asyncio.gather(*waiting)

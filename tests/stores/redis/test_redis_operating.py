@@ -21,7 +21,7 @@ from redis_stage import connections, key, keys, nothing_left
 from stays import PATIENCE, eventually, opened, staying
 
 from fencing_sdk import LossReason, connect
-from fencing_sdk.abc import Claim, Grant, Held, Listing, Revoked
+from fencing_sdk.abc import Busy, Claim, Grant, Listing, Revoked
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.redis import from_url as redis_from_url
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
@@ -233,7 +233,7 @@ async def test_two_names_never_share_a_lock_or_a_key(redis_server):
     claims = [Claim(name, 30.0) for name in TRICKY]
     for claim in claims:
         assert isinstance(await backend.acquire(claim), Grant)
-        assert isinstance(await backend.acquire(Claim(claim.name, 30.0)), Held)
+        assert isinstance(await backend.acquire(Claim(claim.name, 30.0)), Busy)
     assert len(await keys(redis_server)) == len(TRICKY)
     for claim in claims:
         holder = await backend.inspect(claim.name)
@@ -320,7 +320,7 @@ def test_a_backend_serves_a_second_loop_although_nobody_closed_it_in_the_first(r
         assert isinstance(await backend.acquire(first), Grant)
 
     async def tidy() -> None:
-        assert isinstance(await backend.acquire(second), Held)
+        assert isinstance(await backend.acquire(second), Busy)
         await backend.release(first)
         assert isinstance(await backend.acquire(second), Grant)
         await backend.release(second)

@@ -17,7 +17,8 @@ from redis_server import RedisServer
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
 from fencing_sdk._values import forks
-from fencing_sdk.abc import Claim, Grant, Held, Posted, Renewal, Revoked
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal, Revoked
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
 from fencing_sdk.backends.redis.answers import read_acquired, read_holder, read_line, read_renewals
 from fencing_sdk.backends.redis.connection.node import SILENCE
@@ -178,7 +179,7 @@ def test_what_a_server_should_not_say_is_unknown():
 
 @pytest.mark.parametrize(("reply", "left"), [(1500, 1.5), (0, 0.0), (-1, None), (-2, None)])
 def test_a_refusal_tells_how_long(reply, left):
-    assert read_acquired(reply) == Held(left)
+    assert read_acquired(reply) == Busy(left)
 
 
 @pytest.mark.parametrize(
@@ -324,12 +325,12 @@ NO_SCRIPT = ReplyError("NOSCRIPT No matching script.")
     ("reply", "outcome"),
     [
         (b"34", Grant(34)),
-        (1500, Held(1.5)),
-        (-1, Held(None)),
-        (NO_SCRIPT, Posted.NOT_EXECUTED),
-        (ReplyError("MOVED 1 other:6379"), Posted.NOT_EXECUTED),
-        (ReplyError("ASK 1 other:6379"), Posted.NOT_EXECUTED),
-        (ReplyError("TRYAGAIN x"), Posted.NOT_EXECUTED),
+        (1500, Busy(1.5)),
+        (-1, Busy(None)),
+        (NO_SCRIPT, PostOutcome.NOT_EXECUTED),
+        (ReplyError("MOVED 1 other:6379"), PostOutcome.NOT_EXECUTED),
+        (ReplyError("ASK 1 other:6379"), PostOutcome.NOT_EXECUTED),
+        (ReplyError("TRYAGAIN x"), PostOutcome.NOT_EXECUTED),
         (ReplyError("OOM no"), BackendUnavailableError),
         (ReplyError("NOPERM no"), BackendRefusedError),
         (PipeError("broke"), BackendUnavailableError),
@@ -366,10 +367,10 @@ async def test_a_late_answer_does_not_take_the_place_of_the_next_grant():
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        (1, Posted.RELEASED),
+        (1, PostOutcome.RELEASED),
         (0, Renewal.REFUSED),
         (-1, Renewal.TAKEN_OVER),
-        (NO_SCRIPT, Posted.NOT_EXECUTED),
+        (NO_SCRIPT, PostOutcome.NOT_EXECUTED),
         (PipeError("broke"), None),
     ],
     ids=repr,
@@ -429,15 +430,15 @@ async def posted(post, claim: Claim) -> object:
 async def test_posts_of_a_real_server_are_answered(backend):
     await backend.open()
     first, second = Claim("a", 15.0), Claim("a", 15.0)
-    assert await posted(backend.post_acquire, first) is Posted.NOT_EXECUTED  # no script is known to a new server
+    assert await posted(backend.post_acquire, first) is PostOutcome.NOT_EXECUTED  # no script is known to a new server
     grant = await backend.acquire(first)
     assert await posted(backend.post_acquire, first) == grant
     held = await posted(backend.post_acquire, second)
-    assert isinstance(held, Held)
+    assert isinstance(held, Busy)
     assert 10 < held.retry_after <= 15
     assert await posted(backend.post_release, second) is Renewal.TAKEN_OVER
     assert (await backend.inspect("a")).token == grant.token
-    assert await posted(backend.post_release, first) is Posted.RELEASED
+    assert await posted(backend.post_release, first) is PostOutcome.RELEASED
     assert await backend.inspect("a") is None
     assert await posted(backend.post_release, first) is Renewal.REFUSED
     assert await backend.revoke("a", (await backend.acquire(second)).token, "why")

@@ -12,7 +12,8 @@ from patience import until
 from redis_cluster import Cluster
 from redis_server import RedisServer, version_of
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Grant, Held, Mode, Permit, Posted, Renewal
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
+from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.testing.promises.under_test import StandingClaim, in_line
 
@@ -113,14 +114,14 @@ async def test_a_try_that_is_answered_after_the_line_was_left_does_not_stand_in_
     async with in_line(backend, Claim("a", 60)):  # so that the server knows the scripts
         pass
     async with in_line(backend, waiter):
-        assert isinstance(await backend.acquire(waiter), Held)
+        assert isinstance(await backend.acquire(waiter), Busy)
         server.ask("DEL", LINE, WAKES)
         if not known:
             server.ask("SCRIPT", "FLUSH")
         server.ask("CLIENT", "PAUSE", 300)
         trying = asyncio.create_task(backend.acquire(waiter))
         await asyncio.sleep(0.01)  # it is sent
-    assert isinstance(await trying, Held)
+    assert isinstance(await trying, Busy)
     nobody_is_left(backend, server)
     await backend.release(holder)
 
@@ -155,7 +156,7 @@ async def test_whoever_cannot_join_polls_and_leaves_nothing(backend, server):
     server.ask("SET", LINE, "no line")
     standing = StandingClaim(backend, Claim("a", 60))
     await within(standing.wait())  # it tries by itself, and its call raises the error
-    assert standing.place.nap(1.0) is None
+    assert standing.place.retry_after(1.0) is None
     await standing.leave()
     assert_no_waiters(backend)
     server.ask("DEL", LINE)
@@ -210,7 +211,7 @@ async def test_a_waiter_that_was_passed_over_stands_at_the_end_again(backend, se
         await sign_again(backend)
         assert server.ask("ZRANGE", LINE, 0, -1) == [next_one.owner, passed.owner]
         await backend.release(holder)
-        assert isinstance(await backend.acquire(passed), Held)
+        assert isinstance(await backend.acquire(passed), Busy)
         assert isinstance(await backend.acquire(next_one), Grant)
     await backend.release(next_one)
 
@@ -221,7 +222,7 @@ async def test_a_waiter_in_line_keeps_its_place_and_joins_no_second_time(backend
     async with in_line(backend, first), in_line(backend, second):
         server.ask("CONFIG", "RESETSTAT")
         for _ in range(3):
-            assert isinstance(await backend.acquire(first), Held)
+            assert isinstance(await backend.acquire(first), Busy)
         assert "cmdstat_zadd" not in server.ask("INFO", "commandstats")
         assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
     await backend.release(holder)
@@ -334,13 +335,13 @@ async def test_what_a_waiter_that_has_left_gives_back_is_no_loss_for_the_holder(
     waiter.place.leave()
     server.ask("SCRIPT", "FLUSH")
     backend.post_release(claim, answers.append)
-    await until(lambda: answers == [Posted.NOT_EXECUTED], what="the release was not carried out")
+    await until(lambda: answers == [PostOutcome.NOT_EXECUTED], what="the release was not carried out")
     backend._waiters._give_back(waiter.place)
     await until(lambda: server.ask("EXISTS", LEASE) == 0, what="the waiter has given it back")
     other = await hold(backend)
     if posted:
         backend.post_release(claim, answers.append)
-        await until(lambda: answers[1:] == [Posted.RELEASED], what="the release is answered")
+        await until(lambda: answers[1:] == [PostOutcome.RELEASED], what="the release is answered")
     else:
         assert await backend.release(claim) is None
     assert await backend.release(other) is None
@@ -408,7 +409,7 @@ async def test_readers_behind_a_lock_that_cannot_be_reached_are_not_noted_as_the
     async with in_line(backend, first) as turn, in_line(backend, second):
         await backend.release(writer)
         await within(turn.wait())
-        assert isinstance(await backend.acquire(second), Held)
+        assert isinstance(await backend.acquire(second), Busy)
         assert isinstance(await backend.acquire(first), Grant)
     await backend.release(first)
     await backend.release(Claim("a", 60, owner="far"))

@@ -24,7 +24,7 @@ from open_file import RulesOnFile
 
 from fencing_sdk import ConfigurationError, connect
 from fencing_sdk._values.clock import BootClock, wall_micros
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import token_source
@@ -383,7 +383,7 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_made_again_by_all(tmp_
     assert isinstance(after, Grant)
     assert after.token > before.token
     assert await first.renew([lost]) == [Renewal.TAKEN_OVER]
-    assert isinstance(await first.acquire(Claim("a", 60.0)), Held)
+    assert isinstance(await first.acquire(Claim("a", 60.0)), Busy)
     await first.aclose()
     assert await second.renew([found]) == [Renewal.RENEWED], "closing the old file harmed the new one"
     await second.aclose()

@@ -17,7 +17,7 @@ import uvloop
 from worker_processes import LIMIT, WorkerProcess, worker_processes
 
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.testing.promises.under_test import in_line
@@ -147,7 +147,7 @@ async def test_the_lock_of_a_killed_holder_is_free_after_its_ttl_and_not_before(
             break
     assert holder is not None
     async with asyncio.timeout(LIMIT):
-        while isinstance(outcome := await backend.acquire(Claim("a", 60.0)), Held):
+        while isinstance(outcome := await backend.acquire(Claim("a", 60.0)), Busy):
             assert outcome.retry_after is not None
             await asyncio.sleep(outcome.retry_after / 2)
     assert clock.now() >= asked_at + holder.remaining
@@ -241,7 +241,7 @@ async def test_two_event_loops_of_one_process_share_a_file(path, backend):
         other = SqliteBackend(path)
         waiter = Claim("a", 60.0)
         async with in_line(other, waiter) as turn, asyncio.timeout(LIMIT):
-            assert isinstance(await other.acquire(waiter), Held)
+            assert isinstance(await other.acquire(waiter), Busy)
             standing.set()
             await turn.wait()
             granted.append(await other.acquire(waiter))

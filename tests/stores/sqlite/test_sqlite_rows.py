@@ -14,7 +14,7 @@ from open_file import RulesOnFile
 
 from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk._values.clock import wall_micros
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL, TokenSource, token_source
 from fencing_sdk.backends.sqlite import file as _file
@@ -75,7 +75,7 @@ def granted(rows: RulesOnFile, asked: Claim, *, waiting: bool = False) -> int:
 
 def refused(rows: RulesOnFile, asked: Claim, *, waiting: bool = False) -> float:
     outcome = rows.acquire(asked, waiting=waiting)
-    assert isinstance(outcome, Held), outcome
+    assert isinstance(outcome, Busy), outcome
     assert outcome.retry_after is not None
     return outcome.retry_after
 

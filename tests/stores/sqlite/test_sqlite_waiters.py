@@ -22,7 +22,7 @@ from store_bench import SqliteBench
 
 from fencing_sdk import LeaseLostError, connect
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.abc import Claim, Grant, Held
+from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared import rules as _rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress, random_text
 from fencing_sdk.backends.sqlite import SqliteBackend, store
@@ -131,7 +131,7 @@ async def test_a_backend_keeps_the_places_of_its_waiters_without_a_try_of_theirs
             await later_sign(signs)
         for holder in holders:
             await backend.release(holder)
-            assert isinstance(await backend.acquire(Claim(holder.name, 60.0)), Held)
+            assert isinstance(await backend.acquire(Claim(holder.name, 60.0)), Busy)
         assert signs.seen(1) == 0
     await backend.aclose()
 
@@ -144,7 +144,7 @@ async def test_a_loop_that_hangs_loses_its_place_and_stands_at_the_end_afterward
     async def overtake() -> object:
         other = SqliteBackend(path)
         try:
-            while isinstance(outcome := await other.acquire(newcomer), Held):  # noqa: ASYNC110
+            while isinstance(outcome := await other.acquire(newcomer), Busy):  # noqa: ASYNC110
                 await asyncio.sleep(POLL)
             return outcome
         finally:
@@ -154,7 +154,7 @@ async def test_a_loop_that_hangs_loses_its_place_and_stands_at_the_end_afterward
         with ThreadPoolExecutor(1) as aside:
             assert isinstance(aside.submit(asyncio.run, overtake()).result(LIMIT), Grant)  # which blocks this loop
         await turn.wait()
-        assert isinstance(await backend.acquire(late), Held)
+        assert isinstance(await backend.acquire(late), Busy)
         await backend.release(newcomer)
         while not isinstance(await backend.acquire(late), Grant):
             await turn.wait()
@@ -396,11 +396,11 @@ async def test_without_such_sockets_waiters_stand_in_line_and_learn_from_the_tim
     holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
     await backend.acquire(holder)
     async with in_line(backend, waiter) as turn, asyncio.timeout(20):
-        assert isinstance(await backend.acquire(waiter), Held)
+        assert isinstance(await backend.acquire(waiter), Busy)
         await backend.release(holder)
-        assert isinstance(await backend.acquire(Claim("a", 60.0)), Held), "the line is kept without sockets too"
+        assert isinstance(await backend.acquire(Claim("a", 60.0)), Busy), "the line is kept without sockets too"
         await turn.wait()
-        assert not isinstance(await backend.acquire(waiter), Held)
+        assert not isinstance(await backend.acquire(waiter), Busy)
     await backend.aclose()
 
 

@@ -14,7 +14,7 @@ import pytest
 from patience import until
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, fresh_root, require_zookeeper
 
-from fencing_sdk.abc import Backend, Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk.abc import Backend, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing import BackendSuite
@@ -38,7 +38,7 @@ class AsksAgain(ZooKeeperBackend):
 
     tries = 3
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         return await self._again(lambda: super(AsksAgain, self).acquire(claim))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:

@@ -28,7 +28,7 @@ from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 from zookeeper_stage import granted
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.connection.dial import Dial
 from fencing_sdk.backends.zookeeper.connection.driver import KazooDriver, NodeEnds, ZooKeeperSettings
@@ -76,7 +76,7 @@ async def test_only_the_login_that_made_the_nodes_may_touch_them(zookeeper_serve
         with pytest.raises(BackendRefusedError):
             await stranger.inspect("a")
     same = opened(f"zk://app:{SECRET}@{address}{root}")
-    assert isinstance(await same.acquire(Claim("a", 20.0)), Held)
+    assert isinstance(await same.acquire(Claim("a", 20.0)), Busy)
 
 
 async def test_an_acl_of_kazoo_is_given_to_every_node(zookeeper_server, root, opened):

@@ -22,7 +22,7 @@ from zookeeper_stage import granted, in_place, kill_session, operating
 
 from fencing_sdk import BackendUnavailableError, LossReason
 from fencing_sdk._lease import state_of
-from fencing_sdk.abc import Claim, Grant, Held, Renewal
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
@@ -291,10 +291,10 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zook
             assert await second.renew([claim]) == [Renewal.RENEWED]
         else:
             assert await second.acquire(claim) == grant
-        assert isinstance(await rival.acquire(waiter), Held)
+        assert isinstance(await rival.acquire(waiter), Busy)
         await eventually(lambda: _true(not first._own_nodes.all()), what="the first has seen that its node moved")
         await kill_session(first._sessions.of(60.0))
-        assert isinstance(await rival.acquire(waiter), Held)
+        assert isinstance(await rival.acquire(waiter), Busy)
         assert await second.renew([claim]) == [Renewal.RENEWED]
         assert await second.acquire(claim) == grant
         await second.release(claim)
@@ -517,7 +517,7 @@ async def test_a_waiter_that_finds_a_place_again_when_the_quota_is_lifted_keeps_
         await other.acquire(waiter)
     await asyncio.to_thread(set_quota, "count=9")
     async with in_line(other, waiter) as turn:
-        assert isinstance(await other.acquire(waiter), Held)
+        assert isinstance(await other.acquire(waiter), Busy)
         await backend.release(claim)
         async with asyncio.timeout(60):
             await turn.wait()

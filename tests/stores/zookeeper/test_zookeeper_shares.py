@@ -15,7 +15,7 @@ from shares_suite import MODES, NAME, claim_of, granted, served
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_stage import Answers, in_place, operating
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Held, Mode, Permit, Renewal, Revoked
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url, requests, waiters
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
 from fencing_sdk.backends.zookeeper.nodes import (
@@ -66,7 +66,7 @@ async def test_a_permit_behind_readers_is_refused_without_waiting_for_their_numb
     monkeypatch.setattr(waiters, "_NUMBERS_WITHIN", 10 * PATIENCE)
     await granted(rival, claim_of(READER))
     async with asyncio.timeout(PATIENCE):
-        assert isinstance(await backend.acquire(claim_of(Permit(2))), Held)
+        assert isinstance(await backend.acquire(claim_of(Permit(2))), Busy)
 
 
 @pytest.mark.parametrize("released", [False, True])

@@ -27,11 +27,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fencing_sdk._values.claim import Claim, Grant, Held, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, wall_ticks
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names
-from fencing_sdk.abc import LossNotice, Tell
+from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import with_reasons
 from fencing_sdk.backends._shared.rules import LINE_POLL
@@ -104,12 +104,19 @@ class RedisQuorumBackend(Uncopied):
         with translating("open"):
             await self._nodes.quorum()
 
-    async def found(self) -> str:
-        """See `fencing_sdk.abc.SupportsFounding.found`."""
+    async def init(self) -> str:
+        """
+        Found the store, or let servers take part again that have lost their memory; return what was done.
+
+        Idempotent, and safe while others do the same. It may last as long as the longest lease.
+
+        Raises:
+            BackendError: a server cannot be reached, or too few remember what they have granted.
+        """
         with translating("init"):
             return await prepare(self._nodes, self._requests)
 
-    async def acquire(self, claim: Claim) -> Grant | Held:
+    async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         waiter = self._waiters.find(claim)
         with translating("acquire"):
@@ -124,16 +131,16 @@ class RedisQuorumBackend(Uncopied):
             self._waiters.granted(waiter, attempt.ballot)
         return Grant(hold.token)
 
-    def _held(self, ballot: Ballot, waiter: QuorumWaiter | None) -> Held:
+    def _held(self, ballot: Ballot, waiter: QuorumWaiter | None) -> Busy:
         """Read a refusal. Where a node has dropped a waiter, it joins the line again."""
         if waiter is not None:
             self._waiters.refused(waiter, ballot)
         if not ballot.held:
-            return Held(pause_after_split(1 if waiter is None else waiter.splits))
+            return Busy(pause_after_split(1 if waiter is None else waiter.splits))
         left = ballot.retry_after()
         if waiter is None:
-            return Held(left)
-        return Held(LINE_POLL if left is None else min(left, LINE_POLL))
+            return Busy(left)
+        return Busy(LINE_POLL if left is None else min(left, LINE_POLL))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
@@ -211,7 +218,7 @@ class RedisQuorumBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: Tell, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
+    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         return self._places.stand(self._in_line, claim, tell)
 
