@@ -115,12 +115,19 @@ class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no
 
         write_fenced(Seat.objects.filter(pk=42), lease.token, passenger="Ada")
 
+    ``save()`` of an instance, such as the admin's, leaves the column as it is: the instance was read earlier, and its
+    fence may be lower than that of the row. It writes the other fields without a check of any token.
+
     Not promised: that it distinguishes two holders of one token, refuses the old holder before the new one's first
     write, or covers what you read before you write. `SqlGuard` does all three, if it admits first.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"default": 0, "editable": False, **options})
+
+    def pre_save(self, model_instance: Any, add: bool) -> Any:  # noqa: FBT001  (Django's own)
+        """Return what ``save()`` writes: the instance's fence into a new row, and into others what they have."""
+        return super().pre_save(model_instance, add) if add else models.F(self.attname)
 
 
 def write_fenced(row: Any, token: int, **values: object) -> bool:

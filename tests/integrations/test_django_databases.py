@@ -102,6 +102,26 @@ def test_a_transaction_that_is_rolled_back_takes_its_fence_along(using: str):
     assert passenger(using) == "Ada again"
 
 
+@pytest.mark.parametrize("fields", [None, ["passenger", "fence"]])
+def test_an_instance_that_was_read_before_a_write_does_not_lower_the_fence_when_it_is_saved(using: str, fields):
+    """As Django's admin does, and most code of others."""
+    row = Seat.objects.using(using).filter(pk=42)
+    old = row.get()
+    assert write_fenced(row, 6, passenger="Ada")
+    old.passenger = "the admin's"
+    old.save(update_fields=fields)
+    assert (row.get().passenger, row.get().fence) == ("the admin's", 6)
+    with pytest.raises(StaleTokenError):
+        write_fenced(row, 5, passenger="Eve")
+
+
+def test_an_instance_whose_row_is_new_is_saved_with_a_fence(using: str):
+    for seat in (Seat(pk=7, passenger="Ada"), Seat(pk=8, passenger="Bob", fence=3)):
+        seat.save(using=using)
+    fences = Seat.objects.using(using).exclude(pk=42).order_by("pk").values_list("fence", flat=True)
+    assert list(fences) == [0, 3]
+
+
 def test_a_row_keeps_its_own_fence(using: str):
     row = Seat.objects.using(using).filter(pk=42)
     assert write_fenced(row, 6, passenger="Ada")

@@ -173,7 +173,7 @@ def test_a_placeholder_names_a_parameter():
 
 async def test_without_a_lock_there_is_no_lease_and_the_error_says_where_there_would_be_one():
     for ask in (current_lease, current_token):
-        with pytest.raises(NoLeaseError, match="no lease in this context; call from inside 'async with lock'"):
+        with pytest.raises(NoLeaseError, match="no lease in this context; call from inside the block of the lock"):
             ask()
         with pytest.raises(NoLeaseError, match="no lease on 'seats/42' in this context"):
             ask("seats/42")
