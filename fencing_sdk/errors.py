@@ -181,8 +181,8 @@ class NoLeaseError(UsageError, LookupError):
             )
         what = "no lease" if self.name is None else f"no lease on {shown(self.name)}"
         return (
-            f"{what} in this context; call from inside the block of the lock, or pass the lease along: asyncio.to_thread "
-            "carries it, but a new thread and loop.run_in_executor do not"
+            f"{what} in this context; call from inside the block of the lock, or pass the lease along: "
+            "asyncio.to_thread carries it, but a new thread and loop.run_in_executor do not"
         )
 
 

@@ -147,8 +147,8 @@ def test_a_message_is_one_sentence_on_one_line(error):
 
 
 ELSEWHERE = (
-    "call from inside the block of the lock, or pass the lease along: asyncio.to_thread carries it, but a new thread and "
-    "loop.run_in_executor do not"
+    "call from inside the block of the lock, or pass the lease along: "
+    "asyncio.to_thread carries it, but a new thread and loop.run_in_executor do not"
 )
 CONFLICT = (
     "another holder already used this very number; two grants shared a token, check the lock service's durability"
