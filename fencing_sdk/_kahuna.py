@@ -98,7 +98,7 @@ class NodeClient(Generic[T]):
         Send *body* and read the answer.
 
         Raises:
-            RequestFailedError: there is none that can be understood.
+            RequestFailedError: the answer is missing or cannot be understood.
         """
         session = await self.pool.session()
         try:

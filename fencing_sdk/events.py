@@ -164,7 +164,7 @@ class JobOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded(Event):
-    """A call of a job ended: see `LockClient.job`. Of every call there is one, unless its process was killed."""
+    """A call of a job ended: see `LockClient.job`. Every call has one, unless its process was killed."""
 
     kind: ClassVar[str] = "job_ended"
     outcome: JobOutcome

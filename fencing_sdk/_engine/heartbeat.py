@@ -418,7 +418,7 @@ class HeartbeatLog:
 
 
 def _by(stack: str | None) -> str:
-    """Say what the loop was blocked by, where that was seen."""
+    """Return what blocked the loop, if the watch saw it."""
     return f" by\n{stack}" if stack else ""
 
 

@@ -143,7 +143,7 @@ def load_files(
 
 
 def complaint_about(*files: object, names: tuple[str, str, str], password: object = None) -> str | None:
-    """Say which of a driver's *files*, an authority, a certificate and its key, cannot be used; None: each can."""
+    """Return which of a driver's *files*, an authority, a certificate and its key, is unusable, or None."""
     ca, cert, key = files
     try:
         load_files(ca=ca, cert=cert, key=key, password=str(password or ""), names=names)
@@ -177,7 +177,7 @@ _OF_ANOTHER_HOST, _OUTDATED = {62, 64}, {9, 10}
 
 
 def distrust(error: ssl.SSLCertVerificationError, option: str) -> str:
-    """Say why a server's certificate is refused, and with which *option* its authority is named."""
+    """Return why a server's certificate is refused, and the *option* that names its authority."""
     if error.verify_code in _OF_ANOTHER_HOST:
         return "the server's certificate is for another host than the one you named"
     if error.verify_code in _OUTDATED:

@@ -256,7 +256,7 @@ _set_token, _set_granted_ttl, _set_restarted, _set_permit = (vars(Grant)[part.na
 
 
 def mistake_in(grant: Grant, mode: Mode) -> str | None:
-    """Say what a backend has filled in wrongly in its *grant* of a claim of this *mode*, or None."""
+    """Return what a backend has filled in wrongly in its *grant* of a claim of this *mode*, or None."""
     if not _is_int_below(TOKEN_LIMIT, grant.token):
         return "a token must be an int from 0 to below 2**53"
     if isinstance(mode, Permit):
@@ -289,7 +289,7 @@ class Busy:
 
 
 def mistake_in_refusal(held: Busy) -> str | None:
-    """Say what a backend has filled in wrongly in its refusal, or None."""
+    """Return what a backend has filled in wrongly in its refusal, or None."""
     if held.retry_after is None or _is_number(held.retry_after):
         return None
     return "retry_after must be a number of seconds, or None"

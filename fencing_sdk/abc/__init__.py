@@ -2,8 +2,8 @@
 The contracts: what a store does for the engine, and what a guard does for a resource.
 
 A store tries exactly once. Waiting, retrying and time live in the engine. "Another holder has it"
-is a value; "the store did not answer" is `BackendUnavailableError`; what another try will not
-change is `BackendRefusedError`. Extra powers are protocols of their own.
+is a value; "the store did not answer" is `BackendUnavailableError`; a permanent error that certainly took no lock is
+`BackendRefusedError`. Extra powers are protocols of their own.
 """
 
 from __future__ import annotations

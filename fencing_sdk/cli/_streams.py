@@ -115,7 +115,7 @@ def check_output(path: Path) -> None:
 
 
 def _problem(path: Path) -> int:
-    """The error that writing would end with, 0 for none that can be foreseen."""
+    """Return the error that writing would end with, or 0 if no error can be foreseen."""
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             return errno.EISDIR

@@ -318,7 +318,7 @@ def _grace(lease: Lease) -> float:
     """
     Seconds between SIGTERM and SIGKILL: half of the safety buffer, so that both lie before the store hands on.
 
-    Counted from the deadline at the latest: a supervisor that was frozen beyond it has none left.
+    Counted from the deadline at the latest: a supervisor that was frozen beyond it has no time left.
     """
     now, state = BootClock().now(), state_of(lease)
     return min(now, state.deadline) + state.timing.safety_buffer / 2 - now

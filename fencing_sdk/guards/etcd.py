@@ -56,8 +56,8 @@ class EtcdGuard(StoreGuard):
     """
     Keeps fences beside the data in etcd, and runs transactions that succeed only with a current token.
 
-    A write is sent once. If its answer is lost, `BackendUnavailableError` is raised and the outcome is
-    unknown; the same holder may try again, which `raise_to` does by itself.
+    A write is sent once. If its answer is lost, it raises `BackendUnavailableError` and the outcome is unknown; the
+    same holder may try again, which `raise_to` does by itself.
 
     Not promised: anything about writes that go around the guard; that a restored backup knows the
     fences that were raised after it was made.
@@ -96,7 +96,7 @@ class EtcdGuard(StoreGuard):
 
     def fence_key(self, resource: str) -> str:
         """
-        The key of the fence of *resource*. Any client may read it; only the guard writes it.
+        Return the key of the fence of *resource*. Any client may read it; only the guard writes it.
 
         Raises:
             ConfigurationError: *resource* cannot be the name of a resource.
@@ -108,7 +108,7 @@ class EtcdGuard(StoreGuard):
 
     def comparison(self, resource: str, token: int) -> Json:
         """
-        A comparison for a transaction of your own: the fence stands at *token*.
+        Return a comparison for a transaction of your own: the fence stands at *token*.
 
         It holds from `raise_to` with this very token (``fences=[guard]`` calls it at the acquisition) until a
         later holder raises the fence. The comparison is written as the JSON gateway takes it. With a gRPC
@@ -280,12 +280,12 @@ class EtcdGuard(StoreGuard):
 
 
 def put(key: str | bytes, value: str | bytes) -> Json:
-    """An operation that writes *key*, of text or bytes."""
+    """Return an operation that writes *key*, of text or bytes."""
     return messages.put(_bytes(key, "key"), _bytes(value, "value"))
 
 
 def delete(key: str | bytes) -> Json:
-    """An operation that deletes *key*."""
+    """Return an operation that deletes *key*."""
     return messages.delete(_bytes(key, "key"))
 
 

@@ -127,7 +127,7 @@ def guard_middleware(
 
 def request_token(request: web.Request) -> Token | None:
     """
-    The token that a request carries, or None: what `guard_middleware` has looked at.
+    Return the token that a request carries, or None: the one that `guard_middleware` has looked at.
 
     Raises:
         FencingError: it is malformed, in a request that the middleware had no reason to look at.

@@ -38,7 +38,7 @@ class FencingMiddleware:
     Refuses stale requests before the handler runs, and answers the errors of ours that leave it.
 
     The guard's fence is raised to the token of every request with one of *methods* whose path
-    belongs to *resource*: 409 for a stale token, 428 for none, 400 for what is no token. Errors of
+    belongs to *resource*: 409 for a stale token, 428 for a missing one, 400 for a malformed one. Errors of
     the guard's database stay errors. Without a guard the token is read, and `request_token` hands it
     to the handler, which admits it where it writes; a `StaleTokenError` of that token is 409 all
     the same. An `InvalidNameError` of the handler is 400, a lock that was not acquired 423,
@@ -109,7 +109,7 @@ class FencingMiddleware:
 
 def request_token(scope: Scope) -> Token | None:
     """
-    The token that a request carries, or None: what `FencingMiddleware` has looked at.
+    Return the token that a request carries, or None: the one that `FencingMiddleware` has looked at.
 
     Raises:
         FencingError: it is malformed, in a request that the middleware had no reason to look at.
@@ -148,7 +148,7 @@ def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextMan
 
 
 def check_client(client: object) -> None:
-    """Refuse what is no client for tasks."""
+    """Refuse everything but a client for tasks."""
     if not isinstance(client, LockClient):
         msg = f"a client of fencing_sdk.connect is needed here, got {shown(client)}"
         raise ConfigurationError(msg)

@@ -90,7 +90,7 @@ class _GuardedViews:
 
 def request_token(request: HttpRequest) -> Token | None:
     """
-    The token that a request carries, or None.
+    Return the token that a request carries, or None.
 
     Raises:
         FencingError: it is malformed. `guard_middleware` answers that error, too.

@@ -56,7 +56,7 @@ class ElectionStanding(StrEnum):
     """No loop runs here."""
 
     CANDIDATE = "candidate"
-    """Another process leads, or none yet; this one waits in line."""
+    """Another process leads, or no process does yet; this one waits in line."""
 
     UNAVAILABLE = "unavailable"
     """The store has not answered for a ttl; this process goes on asking."""

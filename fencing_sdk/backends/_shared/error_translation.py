@@ -35,7 +35,7 @@ def verdict_by_class(
 
 
 def no_connection_to(servers: Sequence[str]) -> str:
-    """Say which *servers* could not be reached. A host and a port are no secrets; a login before them may be one."""
+    """Return which *servers* are unreachable. A host and a port are not secret; a login before them may be."""
     more = f" and {len(servers) - _MOST} more" if len(servers) > _MOST else ""
     return f"no connection to {', '.join(servers[:_MOST]) or 'a server'}{more}"
 
@@ -66,7 +66,7 @@ class NoConnectionError(Exception):
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Say in the system's words why a connection did not open, or closed at once."""
+    """Return in the system's words why a connection did not open, or closed at once."""
     if isinstance(error, socket.gaierror):
         return error.strerror or "the name cannot be resolved"
     if isinstance(error, ssl.SSLError):

@@ -209,7 +209,7 @@ async def with_reasons(
 
 
 async def why_not(of: Claim, to: Claim, refusal: Renewal, reasons: Reasons) -> Renewal | Revoked:
-    """Say why a grant does not pass from *of* to *to*: the heir may have held it since, and lost it to an operator."""
+    """Return why a grant does not pass from *of* to *to*: an operator may have taken it from the heir since."""
     heirs, formers = await with_reasons([to, of], [refusal, refusal], reasons)
     return heirs if isinstance(heirs, Revoked) else formers
 

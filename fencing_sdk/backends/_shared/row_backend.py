@@ -112,7 +112,7 @@ class RowStore(Protocol):
         """
         Run several rules. Renewals have a deadline, so they overtake other calls.
 
-        A store with transactions makes them one. Another one puts an error in the place of each answer that it has not.
+        A store with transactions makes them one. Another store puts an error in the place of each missing answer.
         """
         ...
 

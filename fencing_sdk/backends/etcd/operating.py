@@ -6,7 +6,7 @@ is remembered between pages. There are three cases for the last lock of a page t
 
 1. Its line begins on the page, behind other keys: it may go on behind the page, so the next page begins with it.
 2. Its line fills the page: the whole line is looked at, and the next page begins behind it.
-3. The last key is another program's, or none that a claim has: the next page begins behind it.
+3. The last key is another program's, or one that no claim has: the next page begins behind it.
 
 The key that was created first is the holder's, unless it is that of a share: then the whole line is looked at, and the
 phase. What is left of a grant is known to its lease alone; many locks share one, so a page asks each lease once.

@@ -147,7 +147,7 @@ class EtcdRequests:
 
     async def delete(self, operation: str, keys: Sequence[bytes]) -> list[bytes] | None:
         """
-        Delete keys of this client; None: one was created above `highest_revision`, and none is deleted.
+        Delete keys of this client; None: one was created above `highest_revision`, so no key is deleted.
 
         It returns the keys that were not there. If an earlier request of this call may have deleted them, it returns
         no key.

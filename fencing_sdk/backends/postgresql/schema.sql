@@ -147,7 +147,7 @@ BEGIN
             number = CASE WHEN fencing_lives(w.seen, v_now) THEN w.number ELSE EXCLUDED.number END;
 END $fencing$;
 
--- Seconds for which the first waiter ahead of an owner may be silent; NULL: none is ahead, it is the owner's turn.
+-- Seconds for which the first waiter ahead of an owner may be silent; NULL: no waiter is ahead, it is the owner's turn.
 -- A reader does not wait for readers. An owner that has no place, or has lost it, stands behind all.
 CREATE OR REPLACE FUNCTION :"schema".fencing_rival(p_name text, p_owner text, p_mode text) RETURNS double precision
 LANGUAGE plpgsql AS $fencing$
@@ -295,7 +295,7 @@ BEGIN
     IF p_mode = 'permit' THEN permit := 0; END IF;
     IF p_mode = 'reader' AND v_owner = '' THEN    -- readers who hold together have one token
         SELECT max(s.token) INTO granted FROM fencing_share s WHERE s.name = p_name;
-    ELSIF p_mode = 'permit' AND v_owner = '' THEN -- the lowest number that none has: the first that is not at its place
+    ELSIF p_mode = 'permit' AND v_owner = '' THEN -- the lowest free number: the first that is not at its place
         SELECT coalesce(min(t.place) FILTER (WHERE t.permit <> t.place), count(*)) INTO permit FROM (
             SELECT s.permit, row_number() OVER (ORDER BY s.permit) - 1 AS place FROM fencing_share s
              WHERE s.name = p_name

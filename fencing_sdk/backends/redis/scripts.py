@@ -68,7 +68,7 @@ class ScriptCall(NamedTuple):
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
 
     def by_text(self) -> tuple[Argument, ...]:
-        """The command for a server that has not: after a restart, a failover or SCRIPT FLUSH."""
+        """The command for a server without the script: after a restart, a failover or SCRIPT FLUSH."""
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 

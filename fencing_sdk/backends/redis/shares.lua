@@ -43,7 +43,7 @@ local function settle(now)
   if h then redis.call('PEXPIRE', h, left) end
 end
 
--- Whether a claim fits beside those who hold, of whom none has ended. A lock and a writer fit beside no other.
+-- Whether a claim fits beside the holders, once those that ended are removed. A lock and a writer fit beside no other.
 local function has_room(held, mode, permits)
   if not held then return true end
   if not is_shared(held) or string.match(held, '^%z%d+%z=(%a+)') ~= mode then return false end

@@ -143,7 +143,7 @@ class KahunaGuard(StoreGuard):
 
         Raises:
             ConfigurationError: *resource* cannot be the name of a resource.
-            BackendUnavailableError: no node can be reached, or none has answered for 15 s.
+            BackendUnavailableError: no node can be reached, or no node has answered for 15 s.
             BackendRefusedError: another program has written the value.
         """
         value = await self._present("read", resource)

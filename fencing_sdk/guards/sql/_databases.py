@@ -85,7 +85,8 @@ class PostgresqlDatabase:
         Raises:
             ConfigurationError: a file that the URL names for TLS cannot be used.
         """
-        # Behind a proxy that pools transactions, a prepared statement may be another client's, so none is cached.
+        # Behind a proxy that pools transactions, a prepared statement may be another client's, so the guard caches no
+        # statement.
         try:
             connection = await self._connect(
                 self._url.options_dsn,

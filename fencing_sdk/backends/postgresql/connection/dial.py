@@ -270,7 +270,7 @@ def _about_files(host: PostgresqlUrl) -> str | None:
 
 
 def _unusable(host: PostgresqlUrl) -> str:
-    """Say why the driver does not take the URL, as far as that can be known without the driver's own words."""
+    """Return why the driver does not take the URL, as far as that can be known without the driver's own words."""
     mode = _tls_mode(host)
     if mode in _VERIFYING and not host.file("sslrootcert") and not Path(_ROOT).expanduser().is_file():
         fix = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"

@@ -1,7 +1,7 @@
 """
 Founding a quorum, and letting a node vote again that has lost its memory. An operator starts both: ``fencing init``.
 
-Founding: every node is reached, and none has an epoch.
+Founding: every node answers, and no node has an epoch.
 
 1. Each node gets a random id. Equal ids mean that two addresses lead to one server.
 2. The node with the smallest id decides between founders: the first epoch proposed there is the one. Then it is

@@ -132,7 +132,7 @@ class _Round:
         self._renewals.send(self.tally, self._voters, self._on_answer)
 
     async def wait(self) -> None:
-        """Wait until every lease of the batch has its outcome, or none will come."""
+        """Wait until every lease of the batch has its outcome, or until no more outcomes can come."""
         await self._decided
 
     def _on_answer(self, node: int, outcome: CallOutcome) -> None:

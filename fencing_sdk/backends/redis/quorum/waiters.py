@@ -109,7 +109,7 @@ class QuorumWaiters:
         return waiter
 
     def _enter(self, node: QuorumNode, waiter: QuorumWaiter, entered: Countdown | None = None) -> None:
-        """Send SUBSCRIBE, if this connection has not, and JOIN behind it: so no message is missed."""
+        """Send SUBSCRIBE, unless this connection has sent it, and JOIN behind it: so no message is missed."""
 
         def joined(number: int, outcome: CallOutcome) -> None:
             if entered is not None:

@@ -137,7 +137,7 @@ class ZooKeeperSession:
         Wait for the connection, not much longer than one takes.
 
         Raises:
-            NoConnectionError: there is none yet.
+            NoConnectionError: the session is not connected yet.
             Exception: what the driver says when the session has ended.
         """
         self.attach()
@@ -151,7 +151,7 @@ class ZooKeeperSession:
             raise NoConnectionError(*self._settings.places, reason=self._reason(cause)) from cause
 
     def _reason(self, cause: Exception | None) -> str:
-        """Say why there is no connection, and ask what a wrong URL leads to if there never was one."""
+        """Return why there is no connection, with a hint at a wrong URL if there never was one."""
         if cause is None:
             return "no answer"
         if isinstance(cause, ConnectionRefusedError | socket.gaierror) or self.connections:
@@ -178,7 +178,7 @@ class ZooKeeperSession:
         *created* is called in the driver's thread, with an answer that is no error.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(retrieve)  # a caller that fails with the first of several awaits the others no more
+        future.add_done_callback(retrieve)  # a caller that fails with the first of several stops awaiting the others
         if not self.connected or future.get_loop() is not self._loop:
             future.set_exception(self.error or NoConnectionError())
         else:
