@@ -88,7 +88,7 @@ def beside(lock: Lock, old: OldLock) -> Lock:
         lock: A lock of `LockClient.lock`. Its ``wait`` bounds the wait for both, its ``ttl`` is that of both, and its
             ``max_hold`` counts from its own grant, before *old* was taken.
 
-        old: `fencing_sdk.recipes.old_locks` has those of redis-py, python-redis-lock, Redisson, kazoo and ShedLock.
+        old: `RedisPyLock`, `PythonRedisLock`, `RedissonLock`, `KazooLock`, `ShedLockRow`, or one of your own.
 
     An acquisition raises what `Lock.acquire` raises, `BackendUnavailableError` if *old* does not answer, and what *old*
     raises itself. `Lock.locked` asks for our lock alone.

@@ -153,7 +153,7 @@ class KazooLock:
     ``client.Lock(path)`` of kazoo. An acquisition stands in kazoo's own line, in order of arrival.
 
     Args:
-        client: A `kazoo.client.KazooClient` that was started.
+        client: A ``KazooClient`` that was started.
 
         path: The path of the old lock.
 

@@ -127,7 +127,7 @@ class Lock(Uncopied):
 
 def beside(lock: Lock, old: OldLock) -> Lock:
     """
-    Describe *lock* again, as one that holds *old* beside it. Arguments and errors are those of `mixed_fleet.beside`.
+    Describe *lock* again, as one that holds *old* beside it. Arguments are those of `fencing_sdk.recipes.beside`.
 
     The client's own thread takes *old*, renews it and releases it; an *old* that blocks is asked in worker threads. The
     loss of *old* ends the lease. Nothing stops the body.

@@ -21,6 +21,8 @@ from child_processes import guarded
 from event_log import Log
 from old_locks_stage import STAGES, OnShedLock, Stage
 from patience import until, wait_until
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from stays import eventually
 from zookeeper_server import fresh_root
 
@@ -282,13 +284,15 @@ async def test_the_lease_ends_before_an_old_lock_that_nobody_can_renew(silent):
 async def test_an_old_store_that_is_silent_for_a_moment_costs_nothing(silent):
     mine = redis.asyncio.Redis.from_url(silent.url)
     async with connect(MemoryBackend()) as locks:
-        async with beside(locks.lock("report", **TIMES), RedisPyLock(mine, "report")) as lease:
+        async with beside(locks.lock("report", ttl=4, safety_buffer=0.6), RedisPyLock(mine, "report")) as lease:
             state = lease._state
             silent.pause()
-            await until(lambda: state.deadline >= state.covered_until, what="the silence bounds the deadline")
+            late = state.timing.heartbeat_interval * 0.7  # a renewal at the usual pace would come too late
+            await until(lambda: state.deadline - state.clock.now() < late, what="the silence bounds the deadline")
+            assert state.deadline == state.covered_until
             silent.resume()
             before = state.deadline
-            await until(lambda: state.deadline > before + TIMES["ttl"], what="the deadline moves on")
+            await until(lambda: state.deadline > before + 1 or not lease.held, what="the deadline moves on")
             _ = lease.token
     await mine.aclose()
 
@@ -315,6 +319,17 @@ async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_s
             proxy.heal()
             await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is given back")
             assert not here.exists("report")
+    await far.aclose()
+
+
+async def test_a_request_that_the_driver_repeats_finds_its_own_grant(redis_server, proxy):
+    """The first reply is lost, and redis-py sends the request again: the lock is held already, by this very owner."""
+    far = redis.asyncio.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 2))
+    async with connect(MemoryBackend()) as locks:
+        await far.ping()
+        lost = proxy.lose_replies(1, of="NX")
+        async with beside(locks.lock("report", ttl=30, wait=5), RedisPyLock(far, "report")):
+            assert lost.done()
     await far.aclose()
 
 

@@ -5,8 +5,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
+import redis
+import redis.asyncio
 from tenacity import wait_exponential, wait_random
 
+import fencing_sdk.sync
 from fencing_sdk import (
     Holder,
     Lease,
@@ -28,9 +31,12 @@ from fencing_sdk.recipes import (
     ElectionTerm,
     HeldLocks,
     MultiLock,
+    OldLock,
     PermitLease,
     Ran,
+    RedisPyLock,
     Skipped,
+    beside,
     holding,
 )
 from fencing_sdk.testing import FaultyBackend
@@ -221,3 +227,33 @@ async def shares() -> None:
     async with catalog.writer as writer:
         assert_type(writer, Lease)
     assert_type(await catalog.holders(), Sequence[Holder])
+
+
+class OldLockOfCoroutines:
+    async def take(self, owner: str, ttl: float) -> bool:
+        return bool(owner and ttl)
+
+    async def renew(self, owner: str, ttl: float) -> bool:
+        return bool(owner and ttl)
+
+    async def give_back(self, owner: str) -> None: ...
+
+
+class OldLockOfFunctions:
+    def take(self, owner: str, ttl: float) -> bool:
+        return bool(owner and ttl)
+
+    def renew(self, owner: str, ttl: float) -> bool:
+        return bool(owner and ttl)
+
+    def give_back(self, owner: str) -> int:
+        return len(owner)
+
+
+async def hold_old_locks(client: redis.asyncio.Redis, blocking: redis.Redis) -> None:
+    old_locks: list[OldLock] = [OldLockOfCoroutines(), OldLockOfFunctions(), RedisPyLock(client, "a")]
+    for old in old_locks:
+        async with beside(locks.lock("a"), old) as lease:
+            assert_type(lease, Lease)
+    with fencing_sdk.sync.beside(fencing_sdk.sync.connect("memory://").lock("a"), RedisPyLock(blocking, "a")) as held:
+        assert_type(held, fencing_sdk.sync.Lease)
