@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from command_line import PATIENCE, Fencing, until
@@ -211,7 +212,12 @@ def test_five_pods_make_the_tables_at_once(fencing: Fencing, postgresql_server) 
     url.write_text(f"{postgresql_server.url}\n")
     url.chmod(0o400)
     fencing.environment["FENCING_URL_FILE"] = str(url)
-    pods = [fencing.start("init") for _ in range(5)]
+    with psycopg.connect(postgresql_server.url) as held:
+        held.execute(
+            "LOCK TABLE pg_catalog.pg_class IN SHARE ROW EXCLUSIVE MODE"
+        )  # they look, and none makes a table yet
+        pods = [fencing.start("init") for _ in range(5)]
+        until(lambda: postgresql_server.ask("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(5,)], "all five")
     ended = [(*pod.communicate(timeout=PATIENCE), pod.returncode) for pod in pods]
     assert ended == [("", "fencing: the store is ready\n", 0)] * 5
     assert fencing("run", "a", "--", "true").returncode == 0

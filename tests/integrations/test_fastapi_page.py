@@ -46,6 +46,32 @@ def test_a_guard_that_is_left_out_fails_a_test_of_the_page(tmp_path):
     assert "1 failed, 4 passed" in output
 
 
+ANSWERS = """
+from fastapi.testclient import TestClient
+from test_shop import app, locks
+
+def test_who_gets_which_answer(app):
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/seats/7?passenger=Ada").json() == "Ada"
+        sold = client.post("/seats/7?passenger=Bob")
+        assert (sold.status_code, sold.headers["content-type"]) == (409, "application/json")
+        assert client.put("/seats/7?passenger=Bob").status_code == 428
+        assert client.put("/seats/7?passenger=Bob", headers={"Fencing-Token": "-1"}).status_code == 400
+        assert client.put("/seats/7?passenger=Bob", headers={"Fencing-Token": "9007199254740991"}).status_code == 200
+        stale = client.put("/seats/7?passenger=Ada", headers={"Fencing-Token": "34"})
+        assert (stale.status_code, stale.headers["content-type"]) == (409, "application/problem+json")
+        assert client.post("/seats/7?passenger=Cid").status_code == 500  # its own token is refused
+"""
+
+
+def test_the_answers_are_those_of_the_table(tmp_path):
+    write_from_page(PAGE, tmp_path)
+    (tmp_path / "test_answers.py").write_text(ANSWERS)
+    code, output = run_pytest(tmp_path, "-c", "pytest.ini", "-k", "answer")
+    assert code == pytest.ExitCode.OK, output
+    assert "1 passed" in output
+
+
 SLOW = """
 import asyncio, shop, sys
 from shop import production
