@@ -61,7 +61,7 @@ HELP = {
     "renewals_late": "Renewals that came too late because the event loop was blocked.",
     "jobs": "Calls of jobs, by outcome.",
     "job_last_success_timestamp": "When this process last ran the job, in seconds since 1970. 0 if it has not yet.",
-    "held": "Leases not given back yet: a lost one counts until its holder lets go.",
+    "held": "Leases not released yet: a lost one counts until its holder lets go.",
     "waiting": "Acquisitions under way.",
 }
 
