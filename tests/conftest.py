@@ -24,11 +24,11 @@ import last_lines
 import pytest
 import recorded_run
 from blockbuster import blockbuster_ctx
+from inside import held_here
 from rewritten_once import rewrite_assertions
 
 import fencing_sdk
 from fencing_sdk import LeaseLostError, Lock, LockClient, LossReason
-from fencing_sdk._lease import held_here
 from fencing_sdk.abc import LossNotice
 from fencing_sdk.backends._shared import losses
 from fencing_sdk.backends.memory import MemoryBackend

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
+from fencing_sdk.cli._app import run_app  # noqa: F401  (the tests of commands take these from here)
+from fencing_sdk.cli._options import StoreOptions, parse_duration  # noqa: F401
+from fencing_sdk.cli._streams import Exit  # noqa: F401
+
 PATIENCE = 300.0
 """Seconds: for what hangs. A process takes more than twenty to start beside a few dozen others on two cores."""
 

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Fencing
+from command_line import Fencing, StoreOptions, run_app
 
 from fencing_sdk import __version__
-from fencing_sdk.cli._app import run_app
-from fencing_sdk.cli._options import StoreOptions
 
 
 @pytest.mark.parametrize(

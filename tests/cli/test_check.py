@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from command_line import run_app
+from inside import Recorder
 from operations import operations
 from terminal import Open, at_a_terminal
 
 from fencing_sdk import ConfigurationError, LockClient
-from fencing_sdk._recording import Recorder
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.cli._app import run_app
 from fencing_sdk.cli.recordings import Line, read_recording, tell
 from fencing_sdk.cli.timeline import WIDTH, draw, draw_recordings
 from fencing_sdk.errors import shown

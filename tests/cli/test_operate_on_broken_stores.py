@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pytest
+from command_line import Exit, run_app
 from etcd_server import EtcdCluster, b64
 from local_ports import HOST
 from on_stores import OnEtcd, OnPostgresql, OnRedis, OnZooKeeper
@@ -26,8 +27,6 @@ from store_bench import EtcdBench, PostgresqlBench, RedisBench, StoreBench, ZooK
 from terminal import Open, at_a_terminal
 
 from fencing_sdk import Lease, connect
-from fencing_sdk.cli._app import run_app
-from fencing_sdk.cli._streams import Exit
 from fencing_sdk.cli.doctor import Health
 
 __all__ = ["at_a_terminal"]

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 from command_line import PATIENCE, Fencing, alive, state, until
+from inside import check_metadata, facts_about_command, read_facts, say_kept
 from redis_server import RedisServer
 
 from fencing_sdk import connect
-from fencing_sdk._arguments import check_metadata
-from fencing_sdk._values.claim import Holder
-from fencing_sdk._values.reports import facts_about_command, read_facts, say_kept
+from fencing_sdk.abc import Holder
 from fencing_sdk.cli.run import Job
 
 pytest_plugins = ["redis_fixtures"]

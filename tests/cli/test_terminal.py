@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from child_processes import children
-from command_line import Fencing, alive, until
+from command_line import Fencing, alive, parse_duration, until
 from terminal import Open, at_a_terminal
-
-from fencing_sdk.cli._options import parse_duration
 
 # `fencing run` at a terminal: one Ctrl-C is one signal, and the command may read what is typed.
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from diagnosing import ERROR, NOTE, WARNING, by_check
+from inside import LoopClock
 from virtual_time import in_virtual_time
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, connect
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Busy, Grant, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.diagnosis import Diagnosis, Measurements, examine, measuring, self_test

@@ -24,6 +24,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from web_servers import aiohttp_server, page_answers, send, uvicorn_server
 
+import fencing_sdk
 from fencing_sdk import (
     AcquireTimeoutError,
     BackendRefusedError,
@@ -42,7 +43,6 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
-from fencing_sdk.integrations import _problem
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
 from fencing_sdk.integrations import asgi as fenced_asgi
 from fencing_sdk.integrations import django as fenced_django
@@ -584,7 +584,7 @@ async def test_every_answer_of_the_page_is_what_every_server_answers(serve, seat
 
 
 def test_the_page_has_an_answer_of_every_type():
-    source = Path(_problem.__file__).read_text()
+    source = (Path(fencing_sdk.__file__).parent / "integrations" / "_problem.py").read_text()
     assert {told.problem["type"] for told in ON_THE_PAGE} == set(
         re.findall(r'"(urn:fencing-sdk:problem:[a-z-]+)"', source)
     )

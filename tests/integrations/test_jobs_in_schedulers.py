@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from inside import LAST_CALL
 from taskiq import InMemoryBroker
 
 from fencing_sdk import LeaseLostError, connect
@@ -52,7 +53,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def a_store_may_answer_late(monkeypatch):
     """A job asks once, and a busy machine needs more than a second for the answer now and then: that is no failure."""
-    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 10.0)
+    monkeypatch.setattr(LAST_CALL, 10.0)
 
 
 @asynccontextmanager

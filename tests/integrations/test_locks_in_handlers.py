@@ -11,6 +11,7 @@ from typing import Annotated
 import pytest
 from aiohttp import web
 from fastapi import FastAPI
+from inside import LAST_CALL
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -36,7 +37,7 @@ def ttl_for(wait: float | None) -> float:
 @pytest.fixture(autouse=True)
 def a_store_may_answer_late(monkeypatch):
     """A busy machine needs more than a second for an answer now and then, and the store is not down then."""
-    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 10.0)
+    monkeypatch.setattr(LAST_CALL, 10.0)
 
 
 def aiohttp_app(locks: LockClient, wait: float | None):

@@ -21,7 +21,6 @@ from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTok
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations._outgoing import Origin
 from fencing_sdk.integrations.aiohttp import fencing_middleware, guard_middleware, raise_for_stale
 from fencing_sdk.integrations.httpx import fencing_hook
 from fencing_sdk.integrations.httpx import raise_for_stale as raise_for_stale_httpx
@@ -568,36 +567,6 @@ def test_a_password_in_an_origin_is_not_shown():
     with pytest.raises(ConfigurationError) as caught:
         fencing_middleware(["https://user:secret@seats.example"])
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("origin", "url"),
-    [
-        ("https://seats.example", ("https", "seats.example", None)),
-        ("https://seats.example/", ("https", "seats.example", 443)),
-        ("HTTPS://Seats.Example:443", ("https", "SEATS.example", 443)),
-        ("http://seats.example:80", ("http", "seats.example", None)),
-        ("http://[0:0::1]:8080", ("http", "::1", 8080)),
-        ("http://xn--bcher-kva.example", ("http", "xn--bcher-kva.example", 80)),
-    ],
-)
-def test_origins_are_compared_with_their_default_ports_and_without_case(origin, url):
-    assert Origin.parse(origin) == Origin.of(*url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        ("http", "seats.example", 443),
-        ("https", "seats.example", 8443),
-        ("https", "seats.example.", 443),
-        ("https", "www.seats.example", 443),
-        ("https", "seats.example.evil.test", 443),
-        ("wss", "seats.example", 443),
-    ],
-)
-def test_an_origin_that_differs_in_anything_is_another_one(url):
-    assert Origin.parse("https://seats.example") != Origin.of(*url)
 
 
 @pytest.mark.parametrize("make", [fencing_middleware, fencing_hook])

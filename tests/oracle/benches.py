@@ -13,10 +13,10 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
+from inside import BootClock
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
 
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend

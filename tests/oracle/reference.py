@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Mode, Permit, Renewal, Revoked, Waiting
+from fencing_sdk.abc import Busy, Claim, Grant, Holder, Mode, Permit, Renewal, Revoked, Waiting
 
 LINE_TTL = 3.0
 """Seconds without a sign of life after which a waiter has lost its place."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+from inside import TOKEN_LIMIT
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
-from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.abc import Backend
+from fencing_sdk.abc import Backend, Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.errors import BackendError
 
 CLAIM = Claim("a", 10, owner="0" * 32)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
 
 FREE, HOLDER, RIVAL = range(3)

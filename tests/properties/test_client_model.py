@@ -18,7 +18,8 @@ from redis_quorum import Quorum
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer, fresh_root
 
-from fencing_sdk._values.claim import Grant, Renewal, safe_segment
+from fencing_sdk._values.claim import safe_segment
+from fencing_sdk.abc import Grant, Renewal
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.backends.memory import MemoryBackend

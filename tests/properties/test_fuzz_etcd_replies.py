@@ -10,11 +10,11 @@ import pytest
 from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work
 from hypothesis import example, given
+from inside import TOKEN_LIMIT
 
 from fencing_sdk._etcd.messages import read_answer
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
-from fencing_sdk._values.claim import Grant
-from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.abc import Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys
 from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 from contract_checks import CLAIM, ask_everything
 from fuzzing import checked
 from hypothesis import example, given
+from inside import TOKEN_LIMIT
 
-from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.postgresql.errors import CLASSES, CODES, ConnectionAbandonedError, translated
 from fencing_sdk.errors import BackendError

@@ -11,9 +11,9 @@ import redis.exceptions as driver
 from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
+from inside import TOKEN_LIMIT
 
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
-from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.kahuna import requests as contract
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError

@@ -13,10 +13,11 @@ import hypothesis.strategies as st
 import pytest
 from fuzzing import SEED_SIZE, checked, lines_run, little_work, long_ones, pieces
 from hypothesis import assume, example, given
+from inside import TOKEN_LIMIT
 from refused_urls import refuse_every_url
 
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk._values.token import TOKEN_LIMIT, Token, check_token, format_token, parse_token, parse_written
+from fencing_sdk._values.token import Token, check_token, format_token, parse_token, parse_written
 from fencing_sdk._values.url import StoreUrl, split_url
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.cli.recordings import parse_line, tell

@@ -11,9 +11,9 @@ import pytest
 from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, long_ones, pieces
 from hypothesis import example, given
+from inside import TOKEN_LIMIT, holder_of
 
-from fencing_sdk._values.claim import Grant, holder_of
-from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.abc import Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper.connection.driver import NodeEnds

@@ -11,11 +11,11 @@ import random
 
 import pytest
 from campaigns import amount
+from inside import LoopClock
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder
-from fencing_sdk._values.clock import LoopClock
+from fencing_sdk.abc import Busy, Claim, Grant, Holder
 from fencing_sdk.backends.memory import MemoryBackend
 
 NAME = "nightly"

@@ -14,6 +14,7 @@ from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import OPERATIONS, LedgerBackend, Tracks
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import CALL_LIMIT, state_of
 from patience import until, wait_until
 
 from fencing_sdk import (
@@ -28,7 +29,6 @@ from fencing_sdk import (
 )
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_group import Schedule
-from fencing_sdk._lease import state_of
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.abc import Renewal
 from fencing_sdk.events import Lost, RenewalFailed, RenewalLate, Renewed
@@ -146,7 +146,7 @@ async def deaf():
 
 async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the_expiry(deaf, monkeypatch):
     """2: work ends on time, other locks of the client work, and closing is bounded, all while the call hangs."""
-    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.3)
+    monkeypatch.setattr(CALL_LIMIT, 0.3)
     tracks = Tracks()
     locks = LockClient(deaf)
     async with locks:
@@ -168,7 +168,7 @@ async def test_mode_02_a_renewal_that_ignores_its_cancellation_does_not_hide_the
 
 async def test_mode_02_a_call_that_ignores_its_cancellation_does_not_occupy_the_processor(deaf, monkeypatch):
     """2: it is cancelled more than once, and not in every turn of the loop: that would cost a core while it hangs."""
-    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.1)
+    monkeypatch.setattr(CALL_LIMIT, 0.1)
     async with LockClient(deaf) as locks:
         lease = await locks.lock("seats/42", ttl=4.0, heartbeat_interval=0.1).acquire()
         deaf.deaf = True

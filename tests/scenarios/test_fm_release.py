@@ -8,10 +8,10 @@ import anyio
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend, Tracks
+from inside import AnyLease
 from patience import until
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, sync
-from fencing_sdk._lease import AnyLease
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event, JobEnded, JobOutcome, Lost, Released, RenewalFailed, Renewed

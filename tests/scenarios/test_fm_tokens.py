@@ -7,6 +7,7 @@ import time
 import pytest
 from event_log import CLOCK, Log, ticks
 from failing_store import LedgerBackend
+from inside import state_of
 from patience import until
 
 from fencing_sdk import (
@@ -17,7 +18,6 @@ from fencing_sdk import (
     Token,
     current_token,
 )
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Grant
 from fencing_sdk.events import FenceRaised, StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard

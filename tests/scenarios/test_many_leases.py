@@ -4,12 +4,11 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from inside import LoopClock, state_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine.heartbeat import BATCH
-from fencing_sdk._lease import state_of
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Lost

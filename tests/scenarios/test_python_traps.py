@@ -13,6 +13,7 @@ import weakref
 
 import anyio
 import pytest
+from inside import held_here
 
 from fencing_sdk import (
     AcquireTimeoutError,
@@ -25,7 +26,6 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
-from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.testing import FaultyBackend

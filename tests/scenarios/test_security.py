@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import metadata_of, state_of
 
 import fencing_sdk
 from fencing_sdk import (
@@ -44,11 +45,9 @@ from fencing_sdk import (
     connect,
     current_token,
 )
-from fencing_sdk._lease import state_of
-from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk._values.reports import metadata_of
 from fencing_sdk._values.token import parse_token
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.waiters import new_ticket

@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from inside import state_of
 from patience import until
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason
 from fencing_sdk._engine.timers import StallWatch
-from fencing_sdk._lease import state_of
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import RenewalLate
 from fencing_sdk.testing import FaultyBackend

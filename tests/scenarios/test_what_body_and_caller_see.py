@@ -14,9 +14,9 @@ import time
 
 import anyio
 import pytest
+from inside import state_of
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError, current_lease, current_token
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.errors import NoLeaseError
 

@@ -36,7 +36,7 @@ class FaultProxy:
         self.bytes_down = 0
         self.requests: list[tuple[bytes, ...]] = []
         """Every command that clients sent, with its arguments; none when they speak TLS."""
-        self._links: set[Link] = set()
+        self.links: set[Link] = set()
         self._forgotten: list[Link] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listener: socket.socket | None = None
@@ -55,7 +55,7 @@ class FaultProxy:
     ) -> None:
         self.refuse()
         await asyncio.gather(*self._tasks)
-        while self._links:
+        while self.links:
             self.cut()
             await asyncio.sleep(0.001)
 
@@ -66,7 +66,7 @@ class FaultProxy:
     @property
     def connections(self) -> int:
         """How many clients are connected now."""
-        return sum(link.client is not None for link in self._links)
+        return sum(link.client is not None for link in self.links)
 
     @property
     def commands(self) -> list[str]:
@@ -96,7 +96,7 @@ class FaultProxy:
 
     def forget(self) -> None:
         """Lose the state of the connections that are open, as a NAT gateway may: they never carry a byte again."""
-        for link in self._links:
+        for link in self.links:
             link.up.stop()
             link.down.stop()
             self._forgotten.append(link)
@@ -126,7 +126,7 @@ class FaultProxy:
     def cut(self) -> None:
         """Reset all connections, and lose what was under way."""
         self._cuts += 1
-        for link in list(self._links):
+        for link in list(self.links):
             link.cut()
 
     def refuse(self) -> None:
@@ -151,7 +151,7 @@ class FaultProxy:
         self._request_delay = self._reply_delay = 0.0
 
     def _drain(self) -> None:
-        for link in list(self._links):
+        for link in list(self.links):
             link.up.drain()
             link.down.drain()
 
@@ -275,7 +275,7 @@ class Link:
         self.server: asyncio.Transport | None = None
         self.up = _Way(lambda: proxy._hold_requests, self._request)
         self.down = _Way(lambda: proxy._hold_replies, self._reply)
-        self.client_end = _End(self._client_made, self._from_client, self._client_lost)
+        self.client_end = _End(self._client_made, self._from_client, self.client_lost)
         self._server_end = _End(self._server_made, self._from_server, self._server_lost)
 
     def cut(self) -> None:
@@ -290,11 +290,11 @@ class Link:
 
     def _client_made(self, transport: asyncio.Transport) -> None:
         self.client = self.down.target = transport
-        self._proxy._links.add(self)
+        self._proxy.links.add(self)
         self._proxy.accepted += 1
-        self._proxy._do(self._connect())
+        self._proxy._do(self.connect())
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.create_connection(lambda: self._server_end, HOST, self._proxy.server_port)
@@ -309,7 +309,7 @@ class Link:
                 self._proxy._note(message)
         self.up.arrive(messages, self._proxy._request_delay)
 
-    def _client_lost(self) -> None:
+    def client_lost(self) -> None:
         self.client = None
         if not self._proxy._losing_ends:
             self.up.arrive([None], self._proxy._request_delay)
@@ -319,7 +319,7 @@ class Link:
 
     def _server_made(self, transport: asyncio.Transport) -> None:
         self.server = self.up.target = transport
-        self._proxy._links.add(self)  # its client may be gone already, and both be forgotten
+        self._proxy.links.add(self)  # its client may be gone already, and both be forgotten
         self.up.drain()
 
     def _from_server(self, data: bytes) -> None:
@@ -372,7 +372,7 @@ class Link:
 
     def _forget(self) -> None:
         if self.client is None and self.server is None:
-            self._proxy._links.discard(self)
+            self._proxy.links.discard(self)
 
 
 class _End(asyncio.Protocol):

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import pytest
 from fault_proxy import FaultProxy
+from inside import LAST_CALL
 from redis_cluster import Cluster
 from redis_quorum import Quorum
 from redis_sentinels import Sentinels
@@ -95,7 +96,7 @@ def certificates(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def answers_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine stands still for more than a second now and then: an attempt without patience waits for that."""
-    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)
+    monkeypatch.setattr(LAST_CALL, 60.0)
 
 
 @pytest.fixture

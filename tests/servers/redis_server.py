@@ -95,7 +95,7 @@ class RedisServer:
         """Start, or start again where it was, and return when it answers."""
         assert self._process is None or self._process.poll() is not None, "the server is running"
         for _ in range(10):
-            self._configure()
+            self.configure()
             command = [self.binary, str(self.folder / "conf"), *([self.mode] if self.mode else [])]
             self._process = spawn(command, folder=self.folder, log=self.folder / "log")
             wait_until(lambda: not self.running or self._ready(), what=f"{self.binary} answers")
@@ -103,7 +103,7 @@ class RedisServer:
                 return self
             if "in use" not in self.log():
                 break
-            self._another_port()
+            self.another_port()
         raise ServerError(f"{self.binary} does not start:\n{self.log()}")
 
     def stop(self) -> None:
@@ -183,12 +183,12 @@ class RedisServer:
         assert self._process is not None, "the server was not started"
         self._process.send_signal(number)
 
-    def _another_port(self) -> None:
+    def another_port(self) -> None:
         """Move on after a start that failed: somebody else was quicker to take the port."""
         (self.folder / "conf").unlink()
         self.port = self.tls_port = 0
 
-    def _configure(self) -> None:
+    def configure(self) -> None:
         """Write the configuration file, once: from then on it is the server's."""
         path = self.folder / "conf"
         if not path.exists():

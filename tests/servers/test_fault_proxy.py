@@ -239,8 +239,8 @@ async def test_a_connection_that_is_made_for_a_client_that_is_gone_is_closed(red
     async with FaultProxy(redis_server.port) as proxy:
         proxy.blackhole()
         link = Link(proxy)
-        link._client_lost()
-        assert link not in proxy._links
-        await link._connect()
+        link.client_lost()
+        assert link not in proxy.links
+        await link.connect()
         assert link.server is not None
     assert link.server is None

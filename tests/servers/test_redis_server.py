@@ -122,8 +122,8 @@ def test_two_servers_never_share_a_port(start_redis):
     first, second = start_redis(), start_redis()
     assert first.port != second.port
     second.kill()
-    second._another_port()
-    second._configure()
+    second.another_port()
+    second.configure()
     conf = second.folder / "conf"
     conf.write_text(conf.read_text().replace(f"port {second.port}", f"port {first.port}"))
     second.start()

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
-from fencing_sdk.abc import LossNotice, WaiterNotice
+from fencing_sdk.abc import Busy, Claim, Grant, Holder, LossNotice, Renewal, Revoked, WaiterNotice
 from fencing_sdk.backends._shared.losses import LossNotices
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.errors import BackendUnavailableError, LossReason

@@ -21,8 +21,8 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import claim, timing
-from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal
 from fencing_sdk._values.timing import Timing
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import LeaseLostError, LossReason
 from tests.simulation.aims import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fencing_sdk._engine.acquisition import Acquisition
-from fencing_sdk._values.claim import Grant
+from fencing_sdk.abc import Grant
 from fencing_sdk.backends._shared import rules
 from tests.simulation.control import Change, Control
 from tests.simulation.handing import HandingBackend

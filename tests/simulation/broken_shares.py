@@ -11,7 +11,7 @@ from typing import Any
 
 from fencing_sdk._engine import acquisition
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values.claim import Claim
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_table import RowTable
 from tests.simulation.control import Change, Control

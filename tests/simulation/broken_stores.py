@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._values.claim import Busy, Grant, Renewal
+from fencing_sdk.abc import Busy, Grant, Renewal
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.errors import StaleTokenError

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterator
 from contextvars import Context
 
-from fencing_sdk._values.claim import Busy, Claim, Grant
-from fencing_sdk.abc import PlaceInLine, WaiterNotice
+from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, WaiterNotice
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import Link
 from tests.simulation.backend import Call, SimulatedBackend

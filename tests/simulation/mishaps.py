@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fencing_sdk._values.claim import Holder
+from fencing_sdk.abc import Holder
 from fencing_sdk.testing import _network
 from tests.simulation.script import Fault
 from tests.simulation.stage import Actor, Stage

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Renewal, Revoked
+from fencing_sdk.abc import LOCK, Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.backends._shared.rules import TokenSource, living
 from fencing_sdk.errors import BackendUnavailableError

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Permit, Renewal, Waiting
+from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal, Waiting
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LossReason

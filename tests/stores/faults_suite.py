@@ -13,12 +13,12 @@ import random
 
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log
+from inside import state_of
 from patience import until
 from stays import LEAVING, LONG, PATIENCE, Stay, opened, staying
 from store_bench import AnsweringBench, StoreBench, nothing_left
 
 from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError, LossReason
-from fencing_sdk._lease import state_of
 from fencing_sdk.events import Lost, NotAcquired, RenewalFailed, Renewed
 
 SHORT = {"ttl": 5.0, "safety_buffer": 2.5, "heartbeat_interval": 0.4}

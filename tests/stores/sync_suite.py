@@ -25,6 +25,7 @@ import pytest
 from campaigns import amount
 from child_processes import WARNINGS, guarded
 from event_log import CLOCK
+from inside import HolderFacts, read_facts, state_of
 from patience import wait_until
 from refused_urls import refuse_every_url
 from stays import PATIENCE
@@ -36,7 +37,6 @@ from fencing_sdk import (
     LockHeldError,
     LossReason,
 )
-from fencing_sdk._values.reports import HolderFacts, read_facts
 from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import NoLeaseError
@@ -214,7 +214,7 @@ class SyncSuite:
             lease.release()
             lease.release()
             with locks.lock("a", wait=PATIENCE) as again:
-                assert again.token > lease._state.number
+                assert again.token > state_of(lease).number
 
     async def test_a_body_that_has_lost_its_lease_goes_on_and_is_told_at_the_end(self, bench: SyncBench):
         await asyncio.to_thread(self._lose, bench.url)
@@ -270,7 +270,7 @@ class SyncRevokingSuite:
                     current_token()
             assert (loss.value.reason, loss.value.detail) == (LossReason.REVOKED, "deploy")
             with locks.lock("a", wait=PATIENCE) as again:
-                assert again.token > lease._state.number
+                assert again.token > state_of(lease).number
 
 
 class SyncProcessesSuite:

@@ -19,12 +19,12 @@ from contextlib import AsyncExitStack
 import pytest
 from campaigns import amount
 from event_log import CLOCK
+from inside import telling
 from stays import PATIENCE, Stay, opened, staying, use_in_turn
 from store_bench import WaitersBench, nothing_left
 from worker_processes import WORKERS, WorkerProcess, worker_processes
 
 from fencing_sdk import FencingError, connect
-from fencing_sdk._lock import telling
 
 LIMIT = 300.0
 """Seconds for what several processes do on a busy machine."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+from inside import BootClock
 from patience import until
 
 from fencing_sdk import LossReason
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.events import Event
 
 E = TypeVar("E", bound=Event)

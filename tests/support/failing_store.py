@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from event_log import CLOCK
+from inside import holder_of
 
 from fencing_sdk import Lease, LeaseLostError
-from fencing_sdk._values.claim import holder_of
 from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, Renewal, WaiterNotice
 from fencing_sdk.backends.memory import MemoryBackend
 

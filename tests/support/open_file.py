@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
+from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource

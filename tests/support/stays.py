@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from event_log import CLOCK, Log
+from inside import wall_micros
 from patience import until
 
 import fencing_sdk
 from fencing_sdk import BackendUnavailableError, Lease, Lock, LockClient, LossReason, connect
-from fencing_sdk._values.clock import wall_micros
 from fencing_sdk.events import Renewed
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ import contextlib
 from collections import Counter
 
 import pytest
+from inside import LoopClock
 
 from fencing_sdk import LockClient
-from fencing_sdk._values.claim import Claim, Grant, Renewal
-from fencing_sdk._values.clock import LoopClock
+from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing import FaultyBackend, World

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from inside import state_of
 
 from fencing_sdk import (
     FencingError,
@@ -14,8 +15,7 @@ from fencing_sdk import (
     current_lease,
 )
 from fencing_sdk._engine import acquisition
-from fencing_sdk._lease import state_of
-from fencing_sdk._values.claim import Grant
+from fencing_sdk.abc import Grant
 from fencing_sdk.backends._shared import rules as _table
 from fencing_sdk.testing import World
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import tenacity
+from inside import LoopClock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -23,7 +24,6 @@ from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
 from fencing_sdk._engine.lifetime import BackendOpening
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, PlaceInLine, WaiterNotice

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pytest
+from inside import LoopClock
 from virtual_time import block, in_virtual_time, settle
 
 from fencing_sdk import (
@@ -25,7 +26,6 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event, NotAcquired, NotAcquiredReason, Released
 from fencing_sdk.guards.memory import MemoryGuard

@@ -18,11 +18,10 @@ from typing import Any
 
 import pytest
 import tenacity
+from inside import LoopClock, metadata_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
-from fencing_sdk._values.clock import LoopClock
-from fencing_sdk._values.reports import metadata_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from inside import LoopClock, state_of
 from posting import Posting
 from virtual_time import block, in_virtual_time, now, settle
 
@@ -31,8 +32,6 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.posted_requests import Posts, posts_of
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.timers import TimerQueue
-from fencing_sdk._lease import state_of
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Busy, Claim, Grant

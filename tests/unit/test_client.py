@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
+from inside import state_of
 from kazoo.client import KazooClient
 
 import fencing_sdk
@@ -20,7 +21,6 @@ from fencing_sdk import (
     connect,
     sync,
 )
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend

@@ -12,11 +12,10 @@ from functools import partial
 
 import anyio
 import pytest
+from inside import LoopClock, forks
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
-from fencing_sdk._values import forks
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Lost

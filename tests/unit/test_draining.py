@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import anyio
 import pytest
+from inside import LoopClock
 from posting import posting
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import ConfigurationError, DrainingError, LeaseLostError, LockClient, LossReason, UsageError
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Acquired, NotAcquired, NotAcquiredReason, Renewed
 from fencing_sdk.guards.memory import MemoryGuard

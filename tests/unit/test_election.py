@@ -8,6 +8,7 @@ from functools import partial
 
 import anyio
 import pytest
+from inside import LoopClock, forks, held_here
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -19,9 +20,6 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._lease import held_here
-from fencing_sdk._values import forks
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Acquiring, Lost, NotAcquired
 from fencing_sdk.guards.memory import MemoryGuard

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 import tenacity
+from inside import BootClock, LoopClock, state_of
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -26,8 +27,6 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import HeartbeatLog
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
-from fencing_sdk._lease import state_of
-from fencing_sdk._values.clock import BootClock, LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant, Renewal

@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from inside import LoopClock, forks
 from virtual_time import in_virtual_time, settle
 
 import fencing_sdk
 import fencing_sdk.sync
 from fencing_sdk import LeaseLostError, LockClient, LossReason, Status, Token, UsageError
-from fencing_sdk._values import forks
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError

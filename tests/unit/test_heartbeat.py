@@ -8,6 +8,7 @@ import itertools
 from typing import Self
 
 import pytest
+from inside import LoopClock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, Lease, LeaseLostError, LossReason
@@ -15,7 +16,6 @@ from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Renewal

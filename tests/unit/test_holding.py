@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextvars import Context
 
 import pytest
+from inside import LoopClock, facts_about_command, held_here, metadata_of, read_facts, say_kept
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -23,10 +24,9 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
-from fencing_sdk._lease import held_here, pop, push
+from fencing_sdk._lease import pop, push
 from fencing_sdk._values import reports
-from fencing_sdk._values.clock import LoopClock
-from fencing_sdk._values.reports import facts_about_command, metadata_of, read_facts, say_ended, say_kept
+from fencing_sdk._values.reports import say_ended
 from fencing_sdk.abc import Holder, Waiting
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError

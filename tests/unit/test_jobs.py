@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
+from inside import LoopClock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -23,7 +24,6 @@ from fencing_sdk import (
     UsageError,
     current_lease,
 )
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import JobEnded, JobOutcome, Released
 from fencing_sdk.recipes import Ran, Skipped
@@ -138,7 +138,8 @@ async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough(clients):
         def now(self):
             return super().now() * 1.1
 
-    clients.memory._clock = Quick()
+    clients.memory = MemoryBackend(clock=Quick(), tokens="counter")
+    clients.store = FaultyBackend(clients.memory)
     async with clients.client(drift=0.1) as locks:
         await nightly(locks)()
         while isinstance(await nightly(locks)(), Skipped):
@@ -537,7 +538,7 @@ async def test_an_error_of_the_function_is_told_of_a_lock_that_is_not_kept(clien
 
         @locks.job("nightly", at_least_for=60)
         async def fail():
-            clients.memory._table.revoke("nightly", clients.clock.now())
+            clients.memory.take_away("nightly")
             raise mine
 
         with pytest.raises(ValueError) as left:

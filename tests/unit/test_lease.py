@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+from inside import forks, state_of
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
 from fencing_sdk._engine.lease_group import LeaseGroup
 from fencing_sdk._engine.lease_scope import paced_scope
-from fencing_sdk._lease import state_of
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values import forks
 from fencing_sdk._values.tasks import scope_class
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 import anyio
 import pytest
 from anyio._backends import _asyncio
+from inside import BootClock, state_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError, current_lease
 from fencing_sdk._engine import lease_scope
 from fencing_sdk._engine.lease_scope import LeaseScope, ScopeExit
-from fencing_sdk._lease import state_of
 from fencing_sdk._values import tasks
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from inside import forks, state_of
 
 import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
@@ -26,8 +27,6 @@ from fencing_sdk import (
     UsageError,
     current_lease,
 )
-from fencing_sdk._lease import state_of
-from fencing_sdk._values import forks
 from fencing_sdk.backends.memory import MemoryBackend
 
 # A name and a way to hold it: entering, the plain handle, and what goes with a grant.

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from inside import LoopClock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -15,7 +16,6 @@ from fencing_sdk import (
     LossReason,
     UsageError,
 )
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.memory import MemoryGuard

@@ -20,11 +20,11 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from inside import TOKEN_LIMIT, holder_of
 
 from fencing_sdk import Token
 from fencing_sdk._name_template import NameTemplate
-from fencing_sdk._values.claim import NAME_LIMIT, check_name, check_namespace, holder_of, in_namespace, safe_segment
-from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk._values.claim import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Holder, Permit, Renewal
 from fencing_sdk.errors import ConfigurationError, InvalidNameError
 

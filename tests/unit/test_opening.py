@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 from both_worlds import in_both_worlds
+from inside import LoopClock
 from stays import PATIENCE
 from virtual_time import in_virtual_time, now, settle
 
@@ -28,7 +29,6 @@ from fencing_sdk import (
     UsageError,
     connect,
 )
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared.waiters import KeptPlaces, Waiter

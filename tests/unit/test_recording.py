@@ -12,9 +12,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+from inside import Recorder
 
 from fencing_sdk import LossReason, connect
-from fencing_sdk._recording import Recorder
 from fencing_sdk.abc import Claim
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.events import Acquiring, Lost
@@ -221,4 +221,6 @@ def test_after_closing_nothing_is_written_anywhere(path, tmp_path):
 
 def test_a_child_program_does_not_inherit_the_file(path):
     recorder = Recorder(path)
-    assert os.get_inheritable(recorder._file.fileno()) is False
+    listing = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True, check=True)
+    assert str(path) not in listing.stdout
+    recorder.close()

@@ -5,11 +5,11 @@ Who may hold, whose turn it is and who is woken is asked by `tests.oracle`, of t
 """
 
 import pytest
+from inside import LINE_POLL, LINE_TTL, TOKEN_LIMIT
 
-from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.row_table import RowTable
-from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL, token_source
+from fencing_sdk.backends._shared.rules import token_source
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError
 
 

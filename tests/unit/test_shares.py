@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from inside import LoopClock
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -16,7 +17,6 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.backends.kahuna import KahunaBackend
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import UnsupportedError

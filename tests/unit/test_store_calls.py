@@ -11,11 +11,11 @@ from contextvars import ContextVar
 
 import anyio
 import pytest
+from inside import LoopClock
 from virtual_time import VirtualLoop, in_virtual_time, now, settle
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
 from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._values.clock import LoopClock
 from fencing_sdk.abc import Claim
 
 TTL = 10.0

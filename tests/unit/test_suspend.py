@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import tenacity
+from inside import BootClock, LoopClock
 from patience import until
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockClient, LossReason
 from fencing_sdk._engine.timers import StallWatch
-from fencing_sdk._values.clock import BootClock, LoopClock
 from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend

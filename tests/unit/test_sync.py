@@ -11,12 +11,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from inside import CALL_LIMIT, held_here
 from patience import until, wait_until
 from stays import PATIENCE
 
 import fencing_sdk
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, LossReason, UsageError
-from fencing_sdk._lease import held_here
 from fencing_sdk._lock import Lock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
@@ -300,7 +300,7 @@ def test_the_body_of_a_job_that_would_wait_for_its_own_end_is_told_so(locks):
 @pytest.mark.parametrize("error", [None, ValueError("mine"), SystemExit(143)], ids=repr)
 def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeypatch, error):
     """Its lock is left to the ttl, because nothing stops a body."""
-    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 0.5)
+    monkeypatch.setattr(CALL_LIMIT, 0.5)
     began, closed = threading.Event(), threading.Event()
 
     @locks.job("a", at_least_for=0.01, ttl=60)
@@ -329,7 +329,7 @@ def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeyp
 @pytest.mark.parametrize("use", ["leave a block", "ask", "close", "open"])
 def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each_other(locks, monkeypatch, use):
     """The body learns of its loss, and ends. The lock of the job is released then, and not left to its ttl."""
-    monkeypatch.setattr("fencing_sdk._engine.engine._CALL_LIMIT", 2 * PATIENCE)
+    monkeypatch.setattr(CALL_LIMIT, 2 * PATIENCE)
     began = threading.Event()
 
     @locks.job("a", at_least_for=0.01, ttl=60)

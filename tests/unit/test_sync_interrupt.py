@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from inside import held_here
 from patience import wait_until
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError
-from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import Lease, LockClient, connect
 from fencing_sdk.sync._lease import LossCallback

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from campaigns import amount
+from inside import held_here
 from patience import wait_until
 
-from fencing_sdk._lease import held_here
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import LockClient, connect
 from fencing_sdk.sync._thread_call import this_thread

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from both_worlds import bare, beside, comes, in_both_worlds, in_the_loop, shown
+from inside import METADATA_LIMIT, check_metadata, read_facts, say_kept, state_of
 from stays import PATIENCE
 
 import fencing_sdk.sync
@@ -35,8 +36,6 @@ from fencing_sdk import (
     UsageError,
     current_token,
 )
-from fencing_sdk._arguments import check_metadata
-from fencing_sdk._values.reports import METADATA_LIMIT, read_facts, say_kept
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.etcd import EtcdGuard
@@ -227,7 +226,7 @@ async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks)
     ):
         lease = await lock.acquire()
         async with other as next_one:
-            assert next_one.token > bare(lease)._state.number or lock is shared[1]
+            assert next_one.token > state_of(bare(lease)).number or lock is shared[1]
         assert lease.lost_reason is LossReason.EXPIRED
         await lease.release()
         with pytest.raises(LeaseLostError, match="max_hold="):

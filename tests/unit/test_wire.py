@@ -6,14 +6,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import TOKEN_LIMIT, holder_of
 
 from fencing_sdk import Token
-from fencing_sdk._values.claim import holder_of
 from fencing_sdk._values.token import (
     ACCEPTED_HEADERS,
     HEADER,
     TEXT_LIMIT,
-    TOKEN_LIMIT,
     check_token,
     format_token,
     parse_one_token,
@@ -24,6 +23,7 @@ from fencing_sdk._values.token import (
     token_metadata,
 )
 from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.integrations._outgoing import Origin
 
 pure = settings(deadline=None, max_examples=300)
 values = st.integers(0, TOKEN_LIMIT - 1)
@@ -320,3 +320,33 @@ def test_one_number_of_two_holders_is_written_and_read_as_two():
 def test_metadata_is_the_header_in_lower_case():
     token = Token(34, "aa")
     assert token_metadata(token) == tuple((name.lower(), text) for name, text in token_headers(token).items())
+
+
+@pytest.mark.parametrize(
+    ("origin", "url"),
+    [
+        ("https://seats.example", ("https", "seats.example", None)),
+        ("https://seats.example/", ("https", "seats.example", 443)),
+        ("HTTPS://Seats.Example:443", ("https", "SEATS.example", 443)),
+        ("http://seats.example:80", ("http", "seats.example", None)),
+        ("http://[0:0::1]:8080", ("http", "::1", 8080)),
+        ("http://xn--bcher-kva.example", ("http", "xn--bcher-kva.example", 80)),
+    ],
+)
+def test_origins_are_compared_with_their_default_ports_and_without_case(origin, url):
+    assert Origin.parse(origin) == Origin.of(*url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        ("http", "seats.example", 443),
+        ("https", "seats.example", 8443),
+        ("https", "seats.example.", 443),
+        ("https", "www.seats.example", 443),
+        ("https", "seats.example.evil.test", 443),
+        ("wss", "seats.example", 443),
+    ],
+)
+def test_an_origin_that_differs_in_anything_is_another_one(url):
+    assert Origin.parse("https://seats.example") != Origin.of(*url)

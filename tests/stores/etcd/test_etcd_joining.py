@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from etcd_server import EtcdCluster
 from etcd_stage import count_of_keys, granted, keys
+from inside import BootClock, holder_of
 from patience import until
 
 from fencing_sdk._etcd.gateway import GatewayReply
@@ -26,8 +27,6 @@ from fencing_sdk._etcd.messages import (
     responses,
 )
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
-from fencing_sdk._values.claim import holder_of
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.tasks import SharedBatches, SharedCall, ask_by_name
 from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
 from fencing_sdk.abc import Busy, Claim, Renewal

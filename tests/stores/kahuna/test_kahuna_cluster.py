@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from campaigns import amount
+from inside import LAST_CALL
 from kahuna_server import UPSTREAMS, KahunaServer
 
 from fencing_sdk import Lease, LockClient
@@ -274,7 +275,7 @@ async def test_a_first_grant_that_was_called_an_error_is_found_in_the_same_call(
     cluster: KahunaServer, monkeypatch: pytest.MonkeyPatch
 ):
     """A shard with many names says Errored, and grants all the same."""
-    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)  # a machine may stand still
+    monkeypatch.setattr(LAST_CALL, 60.0)  # a machine may stand still
     cluster.habits(grants_in_error=1.0)
     async with backend_on(cluster) as backend, LockClient(backend) as locks:
         for number in range(20):

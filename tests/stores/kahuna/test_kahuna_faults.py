@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from inside import BootClock
 from kahuna_faults import NO_ANSWERS, NO_TOKENS, UNSETTLED
 from kahuna_server import HOST, KahunaServer
 from required_program import require_program
@@ -21,7 +22,6 @@ from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
 from fencing_sdk.errors import (

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from inside import holder_of
 from kahuna_server import KahunaServer
 from tenacity import wait_fixed
 
 from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
 from fencing_sdk._http.endpoints import Endpoints
 from fencing_sdk._http.outcomes import UnreadableAnswerError
-from fencing_sdk._values.claim import holder_of
 from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url

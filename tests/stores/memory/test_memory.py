@@ -8,11 +8,11 @@ import random
 import time
 
 import pytest
+from inside import LINE_POLL
 
 from fencing_sdk import ConfigurationError, LockClient, connect
 from fencing_sdk.abc import Backend, Busy, Claim, Grant
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends._shared.rules import LINE_POLL
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.promises.under_test import in_line

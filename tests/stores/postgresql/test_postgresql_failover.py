@@ -6,6 +6,7 @@ import asyncio
 
 import asyncpg
 import pytest
+from inside import state_of
 from patience import until
 from pgbouncer import PgBouncer
 from postgresql_replicas import Replicated
@@ -15,7 +16,6 @@ from revocation_notices_suite import FAR, holding, listening, shorten_the_moment
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
+from inside import TOKEN_LIMIT
 from local_ports import HOST
 from patience import until
 from postgresql_proxy import PostgresqlProxy
@@ -19,7 +20,6 @@ from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, connect
 from fencing_sdk._client_operating import PAGE
-from fencing_sdk._values.claim import TOKEN_LIMIT
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend, schema
 from fencing_sdk.errors import BackendRefusedError

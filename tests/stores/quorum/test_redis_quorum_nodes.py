@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from inside import holder_of
 from patience import until
 from redis_quorum import Quorum, QuorumNetwork
 from redis_stage import held_by_all, key
@@ -24,7 +25,6 @@ from fencing_sdk import (
     LossReason,
     connect,
 )
-from fencing_sdk._values.claim import holder_of
 from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends.redis.connection.dial import OpenConnection
 from fencing_sdk.backends.redis.options import QuorumTopology

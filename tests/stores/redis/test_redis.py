@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis.asyncio
+from inside import holder_of
 from own_server import OwnServer
 from redis_cluster import Cluster
 from redis_server import RedisServer
 from stays import PATIENCE, opened
 
-from fencing_sdk._values.claim import holder_of
 from fencing_sdk.abc import READER, Backend, Busy, Claim, Permit
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.errors import BackendRefusedError

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from event_log import ENDED_BY_TIME
+from inside import state_of
 from patience import until
 from redis_cluster import Cluster
 from redis_replicas import Replicated, info
@@ -16,7 +17,6 @@ from redis_stage import connections, key, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, LeaseLostError, LockClient, LossReason, connect
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Grant, Holder
 from fencing_sdk.backends.redis import from_url
 from fencing_sdk.events import Event, Lost, RenewalFailed, Renewed

@@ -11,12 +11,12 @@ import hiredis
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from inside import forks
 from patience import until
 from redis.crc import key_slot
 from redis_server import RedisServer
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
-from fencing_sdk._values import forks
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.redis import RedisBackend, from_url, scripts

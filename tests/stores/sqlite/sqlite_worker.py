@@ -16,7 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
-from fencing_sdk._values.clock import BootClock
+from inside import BootClock
+
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends.sqlite import SqliteBackend, file

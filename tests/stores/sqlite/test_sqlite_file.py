@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import BootClock, wall_micros
 from open_file import RulesOnFile
 
 from fencing_sdk import ConfigurationError, connect
-from fencing_sdk._values.clock import BootClock, wall_micros
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.row_backend import WaiterAddress

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from inside import LINE_POLL, LINE_TTL, BootClock
 from worker_processes import LIMIT, WorkerProcess, worker_processes
 
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Busy, Claim, Grant
-from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.testing.promises.under_test import in_line
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inside import LINE_POLL, LINE_TTL, TOKEN_LIMIT, wall_micros
 from open_file import RulesOnFile
 
-from fencing_sdk._values.claim import TOKEN_LIMIT
-from fencing_sdk._values.clock import wall_micros
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
-from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL, TokenSource, token_source
+from fencing_sdk.backends._shared.rules import TokenSource, token_source
 from fencing_sdk.backends.sqlite import file as _file
 from fencing_sdk.backends.sqlite import store as _store
 from fencing_sdk.backends.sqlite.rows import SqliteRows

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from inside import BootClock
 from patience import until
 from revocation_notices_suite import FAR, holding, listening, shorten_the_moment, told
 from stays import LONG, opened, staying
 from store_bench import SqliteBench
 
 from fencing_sdk import LeaseLostError, connect
-from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared import rules as _rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress, random_text

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 import pytest
+from inside import LAST_CALL
 from patience import until
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, fresh_root, require_zookeeper
 
@@ -88,7 +89,7 @@ class ZooKeeperPromises(BackendSuite):
     @pytest.fixture(autouse=True)
     def a_request_may_take_longer_than_the_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server of a busy machine stands still for more than a second now and then, which is no refusal."""
-        monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)
+        monkeypatch.setattr(LAST_CALL, 60.0)
 
     @pytest.fixture
     def reopen(self, url: str) -> Callable[[], ZooKeeperBackend]:

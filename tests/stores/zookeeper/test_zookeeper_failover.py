@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME
+from inside import state_of
 from required_program import require_program
 from stays import PATIENCE, SHORT, eventually, opened, staying
 from worker_processes import WORKERS, worker_processes
@@ -17,7 +18,6 @@ from zookeeper_server import ZooKeeperEnsemble, fresh_root, require_zookeeper
 from zookeeper_stage import Operator, granted, in_place, operating
 
 from fencing_sdk import LossReason
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, get

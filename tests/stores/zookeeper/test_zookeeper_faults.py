@@ -13,6 +13,7 @@ from typing import Self
 import pytest
 from event_log import CLOCK, ticks
 from fault_proxy import FaultProxy
+from inside import LAST_CALL, state_of
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 from patience import wait_until
@@ -21,7 +22,6 @@ from zookeeper_server import CLEARING, ZooKeeperServer, fresh_root, require_zook
 from zookeeper_stage import granted, in_place, kill_session, operating
 
 from fencing_sdk import BackendUnavailableError, LossReason
-from fencing_sdk._lease import state_of
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import from_url
@@ -391,7 +391,7 @@ async def test_a_place_that_an_operator_deleted_is_taken_again(zookeeper_url):
 
 async def test_members_that_are_down_are_passed_over(zookeeper_server, monkeypatch):
     """Whichever is asked first: one that refuses, one that never answers, one whose name nobody knows."""
-    monkeypatch.setattr("fencing_sdk._engine.terms._LAST_CALL", 60.0)  # a machine may stand still
+    monkeypatch.setattr(LAST_CALL, 60.0)  # a machine may stand still
     silent = socket.create_server(("127.0.0.1", 0))  # the kernel takes connections, and nobody answers
     port = silent.getsockname()[1]
     dead = f"127.0.0.1:1,127.0.0.1:{port},no-such-host.invalid"

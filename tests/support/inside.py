@@ -1,0 +1,53 @@
+"""The private names of the package that tests of several rooms need: one that moves is changed here alone."""
+
+from __future__ import annotations
+
+from fencing_sdk._arguments import check_metadata
+from fencing_sdk._lease import AnyLease, held_here, state_of
+from fencing_sdk._lock import telling
+from fencing_sdk._recording import Recorder
+from fencing_sdk._values import forks
+from fencing_sdk._values.claim import holder_of
+from fencing_sdk._values.clock import BootClock, LoopClock, wall_micros
+from fencing_sdk._values.reports import (
+    METADATA_LIMIT,
+    HolderFacts,
+    facts_about_command,
+    metadata_of,
+    read_facts,
+    say_kept,
+)
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
+
+__all__ = [
+    "CALL_LIMIT",
+    "LAST_CALL",
+    "LINE_POLL",
+    "LINE_TTL",
+    "LONGEST_NAP",
+    "METADATA_LIMIT",
+    "TOKEN_LIMIT",
+    "AnyLease",
+    "BootClock",
+    "HolderFacts",
+    "LoopClock",
+    "Recorder",
+    "check_metadata",
+    "facts_about_command",
+    "forks",
+    "held_here",
+    "holder_of",
+    "metadata_of",
+    "read_facts",
+    "say_kept",
+    "state_of",
+    "telling",
+    "wall_micros",
+]
+
+# Limits that a test sets to another value, by the name under which the package keeps them.
+
+LAST_CALL = "fencing_sdk._engine.terms._LAST_CALL"
+CALL_LIMIT = "fencing_sdk._engine.engine._CALL_LIMIT"
+LONGEST_NAP = "fencing_sdk._engine.acquisition._LONGEST_NAP"
