@@ -224,6 +224,7 @@ SCENARIOS = {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",
     },
+    "LoopsSuite": {},
     "SyncSuite": {},
     "SyncRevokingSuite": {"kahuna": "it cannot take a lock away"},
     "SyncProcessesSuite": {"memory": "it lives in one process"},

@@ -69,11 +69,6 @@ async def test_options_of_the_backend_are_passed_on():
         assert lease.token == 1
 
 
-def test_a_backend_object_takes_no_options():
-    with pytest.raises(ConfigurationError, match="tokens"):
-        connect(MemoryBackend(), tokens="counter")
-
-
 def test_a_thing_without_the_five_calls_is_no_backend_and_the_error_lists_what_it_lacks():
     class Half:
         async def acquire(self, claim): ...

@@ -339,21 +339,6 @@ def test_a_fork_makes_a_lease_of_its_own(etcd_server: EtcdCluster):
     assert leases["child"] != leases["first"]
 
 
-def test_a_backend_goes_on_in_another_loop(etcd_server: EtcdCluster):
-    backend, claim = from_url(etcd_server.url), Claim("a", 60.0)
-
-    async def first() -> None:
-        await granted(backend, claim)
-        await backend.aclose()
-
-    async def second() -> None:
-        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
-        await backend.aclose()
-
-    asyncio.run(first())
-    asyncio.run(second())
-
-
 # Deletions in etcd that are carried out late: a key that the same claim has put again is none of theirs.
 
 

@@ -616,23 +616,6 @@ async def test_a_node_that_accepts_and_says_nothing_does_not_eat_the_limit(
 # Loops and processes
 
 
-def test_a_backend_moves_to_another_loop(kahuna_server: KahunaServer):
-    """Also if the first loop ended without closing the backend."""
-    backend = from_url(kahuna_server.url)
-    claim = Claim("a", 60.0)
-
-    async def first() -> None:
-        await granted(backend, claim)
-        await backend.aclose()
-
-    async def second() -> None:
-        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
-        await backend.aclose()
-
-    asyncio.run(first())
-    asyncio.run(second())
-
-
 async def test_a_loop_that_goes_on_closes_its_own_connections(kahuna_server: KahunaServer):
     backend = from_url(kahuna_server.url)
     claim = Claim("a", 60.0)

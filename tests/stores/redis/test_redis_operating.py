@@ -312,28 +312,6 @@ def test_a_client_serves_a_second_loop_after_the_first_is_gone(redis_server):
     asyncio.run(nothing_left(redis_server))
 
 
-def test_a_backend_serves_a_second_loop_although_nobody_closed_it_in_the_first(redis_server):
-    backend = redis_from_url(redis_server.url)
-    first, second = Claim("a", 30.0), Claim("a", 30.0)
-
-    async def forgetful() -> None:
-        assert isinstance(await backend.acquire(first), Grant)
-
-    async def tidy() -> None:
-        assert isinstance(await backend.acquire(second), Busy)
-        await backend.release(first)
-        assert isinstance(await backend.acquire(second), Grant)
-        await backend.release(second)
-        await backend.aclose()
-
-    asyncio.run(forgetful())
-    forgotten = backend._router._node.connection._transport
-    asyncio.run(tidy())
-    forgotten._sock.close()  # what belongs to a loop that is gone cannot be closed in another way
-    forgotten._sock = None
-    asyncio.run(nothing_left(redis_server))
-
-
 async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redis_server):
     async with opened(redis_server.url) as (locks, _):
         leases = await asyncio.gather(*(locks.lock(f"n{n}", ttl=30).acquire() for n in range(1000)))

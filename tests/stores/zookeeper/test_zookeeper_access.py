@@ -200,22 +200,6 @@ async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zo
         zookeeper_server.resume()
 
 
-def test_a_backend_goes_on_in_another_loop(zookeeper_url):
-    """Also when the first loop ended without closing it: the same session, the same grants."""
-    backend = from_url(zookeeper_url)
-    claim = Claim("a", 20.0)
-    grant = asyncio.run(backend.acquire(claim))
-    assert isinstance(grant, Grant)
-
-    async def again() -> None:
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        assert await backend.acquire(claim) == grant
-        await backend.release(claim)
-        await backend.aclose()
-
-    asyncio.run(again())
-
-
 # A driver that has changed inside.
 
 
