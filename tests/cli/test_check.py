@@ -104,7 +104,7 @@ def test_a_stale_write_is_found_among_recordings_of_several_processes(tmp_path: 
     assert run_app(["check", str(path), str(other)]) == 1
 
 
-def test_too_few_acquisitions_are_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_of_too_few_acquisitions_the_command_says_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = recorded(tmp_path, holders=10)
     assert run_app(["check", str(path)]) == 3
     assert "verdict: unknown: fewer than 25 acquisitions" in capsys.readouterr().out

@@ -209,27 +209,6 @@ async def test_etcds_own_refusal_leaves_as_ours(etcd_server, guard):
         await etcd_server.command("kv/nonsense")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"url": 5},
-        {"url": "redis://localhost"},
-        {"url": "etcd://"},
-        {"url": "etcd://localhost?prefix=a"},
-        {"url": "etcd://user@localhost"},
-        {"url": "etcd://localhost", "prefix": ""},
-        {"url": "etcd://localhost", "prefix": "a b"},
-        {"url": "etcd://localhost", "ca": "no/such/file"},
-        {"url": "etcd+https://localhost", "ca": "no/such/file"},
-        {"url": "etcd+https://localhost", "key": "no/such/file"},
-        {"url": "etcd://localhost", "observers": [None]},
-    ],
-)
-def test_what_cannot_work_is_refused_when_built(options):
-    with pytest.raises(ConfigurationError):
-        EtcdGuard(**options)
-
-
 @pytest.mark.parametrize("operation", [lambda: put(5, "a"), lambda: put("a", 5), lambda: delete(None)])
 def test_what_is_neither_text_nor_bytes_is_refused(operation):
     with pytest.raises(ConfigurationError, match=r"must be a str or bytes"):

@@ -155,7 +155,7 @@ async def test_a_fence_that_is_null_is_an_error(server):
 
 @pytest.mark.parametrize("kind", ["INTEGER", "smallint", "real", "slot"])
 @pytest.mark.parametrize("ask", ["check", "written"])
-async def test_a_column_that_is_too_narrow_for_a_token_is_refused_by_name(ask, kind, server):
+async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(ask, kind, server):
     """Small tokens, such as those of tokens=counter, get into it, until one does not."""
     await server.execute(f"CREATE DOMAIN slot AS integer; {TABLE.replace('fence bigint', f'fence {kind}')}; {ROW}")
     seats = FenceColumn("seats", key="seat")
@@ -266,7 +266,7 @@ async def test_observers_are_told_about_refusals(through):
     ]
 
 
-async def test_what_is_no_token_is_refused(through):
+async def test_a_write_with_what_is_no_token_is_refused(through):
     for outcome in (0, 1):
         with pytest.raises(ConfigurationError, match="token"):
             await through.seats.written(None, 42, True, outcome)

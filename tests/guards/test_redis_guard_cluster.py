@@ -204,7 +204,7 @@ async def test_a_node_without_the_script_gets_it(guard, redis_cluster):
 
 
 @pytest.mark.parametrize("driver", [RedisCluster, ValkeyCluster])
-async def test_a_write_whose_answer_is_lost_happened_once(redis_cluster, driver):
+async def test_a_write_on_a_cluster_whose_answer_is_lost_happened_once(redis_cluster, driver):
     """Although a cluster's client repeats by itself what it may."""
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(FaultProxy(node.port)) for node in redis_cluster.nodes]

@@ -305,3 +305,47 @@ def test_the_table_in_the_docstring_is_what_happens(token, fence, outcome):
 )
 def test_sqlite_decides_the_same(token, fence):
     assert decided_by_sqlite(token, fence) == decided(token, fence)
+
+
+OVER_HTTP = {"etcd": EtcdGuard, "kahuna": KahunaGuard}
+OF_BOTH = [
+    (5, {}),
+    ("redis://localhost", {}),
+    ("{}://", {}),
+    ("{}://localhost?prefix=a", {}),
+    ("{}://localhost/path", {}),
+    ("{}://user@localhost", {}),
+    ("{}://localhost", {"prefix": ""}),
+    ("{}://localhost", {"prefix": "a b"}),
+    ("{}://localhost", {"ca": "no/such/file"}),
+    ("{}+https://localhost", {"ca": "no/such/file"}),
+    ("{}://localhost", {"observers": [None]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "url", "options"),
+    [
+        *((scheme, *row) for scheme in OVER_HTTP for row in OF_BOTH),
+        ("etcd", "etcd+https://localhost", {"key": "no/such/file"}),
+        ("kahuna", "kahuna://localhost", {"connections": 0}),
+        ("kahuna", "kahuna://localhost", {"connect_timeout": 0}),
+    ],
+)
+def test_what_cannot_work_is_refused_when_built(scheme, url, options):
+    with pytest.raises(ConfigurationError):
+        OVER_HTTP[scheme](url.format(scheme) if isinstance(url, str) else url, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "option"),
+    [
+        (RedisGuard, "rediss://localhost:1?ssl_ca_certs={}", "ssl_ca_certs"),
+        (RedisGuard, "rediss+cluster://localhost:1?ssl_ca_certs={}", "ssl_ca_certs"),
+        (SqlGuard, "postgresql://localhost:1/app?sslmode=verify-full&sslrootcert={}", "sslrootcert"),
+    ],
+)
+async def test_a_file_for_tls_that_cannot_be_used_is_named(kind, url, option, tmp_path):
+    guard = kind(url.format(tmp_path / "none.pem"))
+    with pytest.raises(ConfigurationError, match=f"{option} must .*'{tmp_path}/none.pem' cannot be read"):
+        await guard.raise_to("a", 34)

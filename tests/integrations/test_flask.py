@@ -40,7 +40,7 @@ def test_a_stale_token_is_409_in_front_of_the_handler_and_in_it(in_front):
 
 
 @pytest.mark.parametrize("method", ["put", "Put"])
-def test_a_method_in_lower_case_does_not_get_around_the_guard(method):
+def test_flask_does_not_let_a_method_in_lower_case_around_the_guard(method):
     """Werkzeug takes it for the method in upper case, and runs the handler."""
     guard = MemoryGuard()
     client, seats = service(guard, in_front=True, checks=False)

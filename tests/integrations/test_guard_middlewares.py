@@ -390,7 +390,7 @@ async def test_headers_that_a_server_did_not_write_in_lower_case_are_read_all_th
 
 
 @pytest.mark.parametrize("method", ["put", "Put"])
-async def test_a_method_in_lower_case_does_not_get_around_the_guard(guard, method):
+async def test_a_method_in_lower_case_does_not_get_around_a_middleware(guard, method):
     """h11 hands it over as it came, and Django takes it for the method in upper case."""
 
     async def app(scope, receive, send):

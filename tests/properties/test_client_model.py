@@ -40,11 +40,11 @@ def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):
     return Bench(lambda: shared, revoke)
 
 
-def test_memory():
+def test_clients_of_memory_behave_as_the_model():
     check(Store(in_memory, examples=40, steps=40))
 
 
-def test_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_clients_of_sqlite_behave_as_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = itertools.count()
 
     def make(clock: SteppedClock):
@@ -65,7 +65,7 @@ def check_on_server(make, *, examples: int = 12, steps: int = 25):
     check(Store(make, follows=False, patience=PATIENCE, examples=examples, steps=steps), shrink=False)
 
 
-def test_redis(redis_server: RedisServer):
+def test_clients_of_redis_behave_as_the_model(redis_server: RedisServer):
     def make(_: SteppedClock):
         redis_server.ask_all(["FLUSHALL"])
 
@@ -77,7 +77,7 @@ def test_redis(redis_server: RedisServer):
     check_on_server(make)
 
 
-def test_kahuna(kahuna_server: KahunaServer):
+def test_clients_of_kahuna_behave_as_the_model(kahuna_server: KahunaServer):
     def ask(call: str, **fields: object) -> dict[str, object]:
         url = f"http://127.0.0.1:{kahuna_server.ports[0]}/v1/locks/{call}"
         body = json.dumps({**fields, "durability": 1}).encode()
@@ -96,7 +96,7 @@ def test_kahuna(kahuna_server: KahunaServer):
     check_on_server(make)
 
 
-def test_postgresql(postgresql_server: PostgresqlServer):
+def test_clients_of_postgresql_behave_as_the_model(postgresql_server: PostgresqlServer):
     def make(_: SteppedClock):
         postgresql_server.ask("DROP SCHEMA IF EXISTS fencing CASCADE")
 
@@ -110,7 +110,7 @@ def test_postgresql(postgresql_server: PostgresqlServer):
     check_on_server(make)
 
 
-def test_etcd(etcd_server: EtcdCluster):
+def test_clients_of_etcd_behave_as_the_model(etcd_server: EtcdCluster):
     def make(_: SteppedClock):
         etcd_server.clear()
 
@@ -122,7 +122,7 @@ def test_etcd(etcd_server: EtcdCluster):
     check_on_server(make)
 
 
-def test_zookeeper(zookeeper_server: ZooKeeperServer):
+def test_clients_of_zookeeper_behave_as_the_model(zookeeper_server: ZooKeeperServer):
     def make(_: SteppedClock):
         url = f"{zookeeper_server.url}{fresh_root()}?connect_timeout=5"
 
@@ -140,7 +140,7 @@ def test_zookeeper(zookeeper_server: ZooKeeperServer):
     check_on_server(make)
 
 
-def test_quorum(redis_binary: str):
+def test_clients_of_quorum_behave_as_the_model(redis_binary: str):
     with Quorum(3, binary=redis_binary) as nodes:
 
         def make(_: SteppedClock):

@@ -169,7 +169,7 @@ def test_a_successor_is_never_hit_and_tokens_never_fall(seed):
     in_virtual_time(main)()
 
 
-def test_a_comparison_that_is_not_part_of_the_step_is_caught():
+def test_a_race_catches_a_comparison_before_the_step():
     async def main():
         dice = random.Random(0)
         await play(StoreThatComparesBefore(dice), dice)

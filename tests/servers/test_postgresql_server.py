@@ -43,7 +43,7 @@ async def test_the_shared_server_answers_and_its_database_is_empty(postgresql_se
 test_what_a_test_leaves_behind_is_gone = test_the_shared_server_answers_and_its_database_is_empty
 
 
-async def test_settings_reach_the_server(start_postgresql):
+async def test_settings_reach_postgresql(start_postgresql):
     server = start_postgresql(max_connections=11, statement_timeout="7s", enable_seqscan=False, search_path="it's, x")
     found = await server.fetch("SELECT name, setting FROM pg_settings")
     settings = {record["name"]: record["setting"] for record in found}
@@ -61,7 +61,7 @@ async def test_passwords_are_asked_for_and_the_bench_needs_none(start_postgresql
         await ping(server.url_as("app", "wrong"))
 
 
-async def test_a_server_speaks_tls_with_a_certificate_of_the_authority(start_postgresql, postgresql_certificates):
+async def test_postgresql_speaks_tls_with_a_certificate_of_the_authority(start_postgresql, postgresql_certificates):
     server = start_postgresql(tls=postgresql_certificates, hba=["hostssl all all 127.0.0.1/32 trust"])
     trust = {"sslmode": "verify-full", "sslrootcert": postgresql_certificates.authority}
     assert await ping(server.url_as("postgres", **trust)) == 1
@@ -98,7 +98,7 @@ async def test_kill_loses_what_was_not_flushed(start_postgresql):
     assert server.ask("SELECT n FROM kept") == [(1,)]
 
 
-async def test_a_paused_server_takes_connections_and_does_not_answer(postgresql_server):
+async def test_a_paused_postgresql_takes_connections_and_does_not_answer(postgresql_server):
     connection = await asyncpg.connect(postgresql_server.url)
     postgresql_server.pause()
     with pytest.raises(TimeoutError):
@@ -111,7 +111,7 @@ async def test_a_paused_server_takes_connections_and_does_not_answer(postgresql_
     await connection.close()
 
 
-def test_two_servers_never_share_a_port(start_postgresql, monkeypatch):
+def test_two_servers_of_postgresql_never_share_a_port(start_postgresql, monkeypatch):
     first = start_postgresql()
     ports = [first.port]
     monkeypatch.setattr("postgresql_server.free_port", lambda: ports.pop() if ports else free_port())
@@ -136,7 +136,7 @@ print(server.pid, server.folder, template().parent, flush=True)
     ["sys.exit()", "raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGKILL)"],
     ids=["exit", "interrupt", "kill"],
 )
-def test_no_server_outlives_the_tests(postgresql_server, end):
+def test_no_postgresql_outlives_the_tests(postgresql_server, end):
     script = DYING.format(folder=str(Path(__file__).parent), end=end)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
     pid, *folders = done.stdout.split()

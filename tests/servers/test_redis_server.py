@@ -50,7 +50,7 @@ def test_an_error_reply_is_raised(redis_server):
         redis_server.ask("NO-SUCH-COMMAND")
 
 
-def test_settings_reach_the_server(start_redis):
+def test_settings_reach_redis(start_redis):
     server = start_redis(maxmemory="2mb", maxmemory_policy="volatile-lru", notify_keyspace_events="", appendonly=True)
     assert server.ask("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "volatile-lru"]
     assert server.ask("CONFIG", "GET", "maxmemory") == ["maxmemory", str(2 * 1024 * 1024)]
@@ -68,7 +68,7 @@ def test_passwords_and_users_are_asked_for_and_the_bench_needs_none(start_redis)
     assert server.ask("ACL", "WHOAMI") == "bench"
 
 
-def test_a_server_speaks_tls_with_a_certificate_of_the_authority(start_redis, certificates):
+def test_redis_speaks_tls_with_a_certificate_of_the_authority(start_redis, certificates):
     server = start_redis(tls=certificates)
     with client(server.tls_url, ssl_ca_certs=str(certificates.authority)) as trusting:
         assert trusting.ping()
@@ -109,7 +109,7 @@ def test_a_crash_without_append_only_file_loses_everything(start_redis):
     assert server.ask("EXISTS", "gone") == 0
 
 
-def test_a_paused_server_takes_connections_and_does_not_answer(start_redis):
+def test_a_paused_redis_takes_connections_and_does_not_answer(start_redis):
     server = start_redis()
     server.pause()
     with client(server.url, socket_timeout=0.2) as driver, pytest.raises(redis.TimeoutError):
@@ -118,7 +118,7 @@ def test_a_paused_server_takes_connections_and_does_not_answer(start_redis):
     assert server.ask("PING") == "PONG"
 
 
-def test_two_servers_never_share_a_port(start_redis):
+def test_two_servers_of_redis_never_share_a_port(start_redis):
     first, second = start_redis(), start_redis()
     assert first.port != second.port
     second.kill()
@@ -151,7 +151,7 @@ print(server.pid, flush=True)
     ],
     ids=["exit", "interrupt", "kill"],
 )
-def test_no_server_outlives_the_tests(redis_binary, before, end, tmp_path):
+def test_no_redis_outlives_the_tests(redis_binary, before, end, tmp_path):
     """A SIGKILL is seen by the kernel alone, which is asked for this through setpriv; the others do without."""
     script = DYING.format(folder=str(Path(__file__).parent), binary=redis_binary, before=before, end=end)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

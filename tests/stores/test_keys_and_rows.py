@@ -85,7 +85,7 @@ async def in_use(url: str) -> AsyncIterator[Any]:
 REDIS = "Redis, with Sentinel, on a cluster"
 
 
-async def test_redis(redis_server: RedisServer):
+async def test_the_names_that_redis_keeps(redis_server: RedisServer):
     async with in_use(redis_server.url):
         check(REDIS, await redis_server.command("KEYS", "*"))
 
@@ -107,12 +107,12 @@ async def test_a_quorum_of_redis_masters(redis_quorum: Quorum):
         check("A quorum of Redis masters", found)  # of all nodes: a quorum goes on without one that answers late
 
 
-async def test_etcd(etcd_server: EtcdCluster):
+async def test_the_names_that_etcd_keeps(etcd_server: EtcdCluster):
     async with in_use(etcd_server.url):
         check("etcd", await asyncio.to_thread(etcd_server.keys))
 
 
-async def test_zookeeper(zookeeper_server: ZooKeeperServer, zookeeper_url: str):
+async def test_the_names_that_zookeeper_keeps(zookeeper_server: ZooKeeperServer, zookeeper_url: str):
     root = "/" + zookeeper_url.rsplit("/", 1)[1]
 
     def walk(operator: KazooClient, path: str) -> list[str]:
@@ -136,14 +136,14 @@ async def test_zookeeper(zookeeper_server: ZooKeeperServer, zookeeper_url: str):
         check("ZooKeeper", [key.replace(root, "/fencing", 1) for key in found])
 
 
-async def test_postgresql(postgresql_server: PostgresqlServer):
+async def test_the_names_that_postgresql_keeps(postgresql_server: PostgresqlServer):
     async with in_use(postgresql_server.url):
         rows = postgresql_server.ask("SELECT schemaname, tablename FROM pg_tables WHERE tablename LIKE 'fencing%'")
         check("PostgreSQL", {str(table) for _, table in rows})
         assert all(postgresql_server.ask(f"SELECT count(*) FROM {schema}.{table}")[0][0] for schema, table in rows)
 
 
-async def test_sqlite(tmp_path: Path):
+async def test_the_names_that_sqlite_keeps(tmp_path: Path):
     async with in_use(f"sqlite:///{tmp_path / 'locks.db'}"):
         with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -272,7 +272,7 @@ async def test_a_refusal_is_final_and_releases_nothing(posts):
 @WAYS
 @pytest.mark.parametrize("token", [-1, 2**53, True, "34"])
 @in_virtual_time
-async def test_what_is_no_token_is_refused(posts, token, monkeypatch):
+async def test_a_grant_whose_token_is_none_is_refused(posts, token, monkeypatch):
     async with house(posts=posts) as h:
         monkeypatch.setattr(h.store.table._table, "acquire", lambda _claim, _now: Grant(token))
         with pytest.raises(BackendRefusedError):

@@ -140,7 +140,7 @@ async def test_a_plain_handle_is_in_no_context(locks):
             await withdraw(7, 5)
 
 
-def test_the_function_stays_what_it_was():
+def test_a_function_that_reads_its_lease_stays_what_it_was():
     assert inspect.iscoroutinefunction(withdraw)
     assert not inspect.iscoroutinefunction(withdraw_at_once)
     assert withdraw.__name__ == "withdraw"

@@ -679,7 +679,7 @@ async def test_a_job_runs_on_every_loop():
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Ran", "Skipped", "Skipped"]
 
 
-def test_the_function_stays_what_it_was():
+def test_the_function_of_a_job_stays_what_it_was():
     locks = Clients().client()
 
     async def report(tenant: int, *, scale: float = 1.0) -> str:

@@ -202,7 +202,7 @@ def test_a_node_that_was_not_configured_is_asked_by_no_hint(named: object):
     assert endpoints.in_turn("x")[0] is serving
 
 
-def test_a_hint_that_misleads_costs_one_request():
+def test_a_hint_that_misleads_is_followed_once():
     """The node that it names does not serve the lock; the others go on to name it."""
     endpoints = read_nodes(["a", "b"], tls=False)
     serving, other = endpoints.in_turn()

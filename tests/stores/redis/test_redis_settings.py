@@ -355,7 +355,7 @@ def pipelines_and_the_like() -> list[object]:
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_what_is_no_client_is_refused(number):
+def test_a_store_refuses_what_is_no_client(number):
     with pytest.raises(ConfigurationError, match=r"^client ") as refused:
         topology_from_client(pipelines_and_the_like()[number])
     assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args
