@@ -97,7 +97,7 @@ async def test_counter_tokens_are_one_two_three():
         ("memory://?tokens=random", {}, "tokens must be 'hybrid' or 'counter', got 'random'"),
         ("memory://", {"tokens": None}, "tokens must be"),
         ("memory://", {"ttl": 5}, "unknown option .* known are tokens"),
-        ("memory://?tokens=counter", {"tokens": "counter"}, "given twice"),
+        ("memory://?tokens=counter", {"tokens": "counter"}, "occurs twice"),
     ],
 )
 def test_what_a_url_cannot_mean_is_refused_when_the_client_is_built(url, options, message):
