@@ -210,7 +210,7 @@ SHOWN = {
         "rwlock",
         "semaphore",
     },
-    "Holder": {"held_for", "holder", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
+    "Holder": {"held_for", "id", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
     "Status": {"draining", "leader_of", "least_remaining", "leases", "open", "since_answer"},
     "Token": public(int),
 }

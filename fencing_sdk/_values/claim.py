@@ -322,7 +322,8 @@ class Holder:
 
     name: str
     token: int
-    holder: str
+    id: str
+    """The public digest of its owner id, as in `Lease.holder`."""
     remaining: float
     """Seconds until the store would hand the lock on without a renewal."""
     metadata: str | None = None
@@ -339,7 +340,7 @@ class Holder:
 class Waiting:
     """Who waits for a lock, as `LockClient.waiters` shows it."""
 
-    holder: str
+    id: str
     """The public digest of its owner id: the ``holder`` of the grant that it will get."""
     mode: Mode = LOCK
     """How it wants to hold the name."""

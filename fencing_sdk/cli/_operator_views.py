@@ -85,7 +85,7 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
     """The fields for JSON, with times in seconds."""
     if isinstance(held, Waiting):
         return {
-            "holder": held.holder,
+            "holder": held.id,
             "mode": held.mode.word,
             "waiting_for": held.waiting_for,
             "metadata": held.metadata,
@@ -93,7 +93,7 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
     return {
         "name": held.name,
         "token": held.token,
-        "holder": held.holder,
+        "holder": held.id,
         "mode": held.mode.word,
         "permit": held.permit,
         "remaining": held.remaining,

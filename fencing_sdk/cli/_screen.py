@@ -66,7 +66,7 @@ def facts_of(holder: Holder) -> Table:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     facts.add_row("held as", mode_of(holder))
-    facts.add_row("holder", holder.holder)
+    facts.add_row("holder", holder.id)
     facts.add_row("token", str(holder.token))
     facts.add_row("held for", span(holder.held_for))
     said = read_facts(holder)
@@ -83,6 +83,6 @@ def queue_of(line: Sequence[Waiting]) -> Table:
     queue.add_column(style="dim", no_wrap=True)
     queue.add_column(overflow="fold")
     for place, waiter in enumerate(line, start=1):
-        about = f"{waiter.holder}  {mode_of(waiter)}  for {span(waiter.waiting_for)}"
+        about = f"{waiter.id}  {mode_of(waiter)}  for {span(waiter.waiting_for)}"
         queue.add_row(f"waiter {place}", Text(f"{about}  {readable(read_facts(waiter).summary)}".rstrip()))
     return queue

@@ -93,7 +93,7 @@ def _cells(row: Holder) -> Sequence[str]:
     name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
     waiting = "-" if row.waiters is None else str(row.waiters)
     held, left, metadata = span(row.held_for), span(row.remaining), readable(read_facts(row).summary)
-    return name, row.holder, str(row.token), held, left, waiting, metadata
+    return name, row.id, str(row.token), held, left, waiting, metadata
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -194,7 +194,7 @@ class Breaking:
         elif problem:
             say(problem)
         elif victim is not None:
-            say(f"{shown(self.name)} was taken away from {victim.holder} (token {victim.token})")
+            say(f"{shown(self.name)} was taken away from {victim.id} (token {victim.token})")
         return NOT_BROKEN if problem else 0
 
 
@@ -219,9 +219,7 @@ def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> b
     if not read_facts(victim).kept_until:
         output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
     output.print("Guards refuse its token as soon as a later holder has written.")
-    following = (
-        "The lock is free then." if not line else f"The next holder is {line[0].holder}, of {len(line)} who wait."
-    )
+    following = "The lock is free then." if not line else f"The next holder is {line[0].id}, of {len(line)} who wait."
     output.print(following)
     try:
         with _interruptible():

@@ -184,7 +184,7 @@ async def _check_around(locks: LockClient, name: str) -> None:
     """Refuse a lock under which this very process was started, however deep: it would wait for its own end."""
     around = os.environ.get(ENV_AROUND, "").split()
     holders = await locks.holders(name) if around else ()
-    if any(format_token(Token(holder.token, holder.holder)) in around for holder in holders):
+    if any(format_token(Token(holder.token, holder.id)) in around for holder in holders):
         msg = (
             f"lock {shown(name)} is held by the fencing run around this one, which would wait for itself; "
             "leave the inner one out, or give it a lock of another name"

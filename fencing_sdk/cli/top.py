@@ -201,7 +201,7 @@ class Screen:
         for row in rows:
             said = read_facts(row)
             name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
-            who = Text("kept, nothing runs" if said.kept_until else said.who or readable(said.text) or row.holder)
+            who = Text("kept, nothing runs" if said.kept_until else said.who or readable(said.text) or row.id)
             waiting = "-" if row.waiters is None else str(row.waiters)
             longest = max(self._longest.get(row.name, 0.0), row.remaining, 0.001)
             bar = [ProgressBar(total=longest, completed=max(row.remaining, 0.0), width=_BAR)] if bars else []

@@ -218,7 +218,7 @@ class LockService:
     def holder(self, name: str) -> str | None:
         """The client that holds *name* in the eyes of the service."""
         holder = self.inspect(name)
-        return None if holder is None else self._clients[holder.holder]
+        return None if holder is None else self._clients[holder.id]
 
 
 class WorldBackend:

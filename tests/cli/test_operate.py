@@ -149,7 +149,7 @@ async def test_break_cancels_the_holder_who_reads_the_reason(fencing: Fencing, l
         await asyncio.sleep(0.01)
     done = await asyncio.to_thread(fencing, "break", "report/7", "--reason", "it hangs", "--yes")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"fencing: 'report/7' was taken away from {holder.holder} (token {holder.token})\n"
+    assert done.stderr == f"fencing: 'report/7' was taken away from {holder.id} (token {holder.token})\n"
     with pytest.raises(LeaseLostError, match="it hangs"):
         await working
     again = await asyncio.to_thread(fencing, "break", "report/7", "--reason", "it hangs", "--yes", "--json")

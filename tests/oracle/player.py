@@ -206,7 +206,7 @@ class Player:
     async def _grant_of(self, claim: Claim) -> Grant | None:
         """What the store has granted to *claim*, whose answer did not come."""
         found = await self._holders(claim.name)
-        mine = [one for one in found if one.holder == claim.holder]
+        mine = [one for one in found if one.id == claim.holder]
         return Grant(mine[0].token, permit=mine[0].permit, restarted=False) if mine else None
 
     async def _holders(self, name: str) -> Sequence[Holder]:
@@ -280,7 +280,7 @@ class Player:
     async def _shown(self, member: Member) -> bool:
         """Whether the store knows of a waiter, which joins in the background."""
         line = await self._call(OBSERVER, lambda backend: backend.list_waiters(member.name))
-        return member.claim.holder in {one.holder for one in line}
+        return member.claim.holder in {one.id for one in line}
 
     def _standers(self, client: int) -> list[Member]:
         order = {one.claim.owner: n for line in self._reference.names.values() for n, one in enumerate(line.line)}
@@ -394,7 +394,7 @@ class Player:
             if not handed or not self._bench.hands:
                 continue
             for one in await self._holders(name):
-                if (member := handed.get(one.holder)) is not None and self._reference.holds(member.claim) is None:
+                if (member := handed.get(one.id)) is not None and self._reference.holds(member.claim) is None:
                     heard = await self._until(lambda member=member: self._has_news(member))
                     require(heard, f"{member.label} was granted, and does not hear of it")
         await self._take_news()

@@ -343,13 +343,13 @@ class Reference:
         held = sorted(self.held(name), key=lambda hold: (hold.permit or 0, hold.token, hold.claim.holder))
         entering = {one.claim.holder for one in self.entering(name)}
         found = sorted(
-            (one for one in holders if one.holder not in entering),
-            key=lambda one: (one.permit or 0, one.token, one.holder),
+            (one for one in holders if one.id not in entering),
+            key=lambda one: (one.permit or 0, one.token, one.id),
         )
         expected = [
             (name, hold.claim.holder, hold.token, hold.claim.mode, hold.permit, hold.claim.metadata) for hold in held
         ]
-        seen = [(one.name, one.holder, one.token, one.mode, one.permit, one.metadata) for one in found]
+        seen = [(one.name, one.id, one.token, one.mode, one.permit, one.metadata) for one in found]
         require(seen == expected, f"{expected} hold, and {seen} are shown")
         waiting = sum(self._alive(one) for one in self.of(name).line)
         for hold, one in zip(held, found, strict=True):
@@ -364,13 +364,13 @@ class Reference:
         line = self.of(name).line
         places = {one.claim.holder: one for one in line}
         for one in waiters:
-            stander = places.get(one.holder)
-            require(stander is not None, f"{one.holder} does not wait, and is shown")
+            stander = places.get(one.id)
+            require(stander is not None, f"{one.id} does not wait, and is shown")
             assert stander is not None
-            require(not self._dead(stander), f"{one.holder} has lost its place, and is shown")
+            require(not self._dead(stander), f"{one.id} has lost its place, and is shown")
             described = (stander.claim.mode, stander.claim.metadata)
             require((one.mode, one.metadata) == described, f"{one} does not wait for {stander.claim}")
-        shown = [places[one.holder] for one in waiters]
+        shown = [places[one.id] for one in waiters]
         entering = [one for one in self.entering(name) if one not in shown]
         expected = [one for one in line if self._alive(one) and not one.returned and one not in entering]
         kept = [one for one in shown if one in expected]

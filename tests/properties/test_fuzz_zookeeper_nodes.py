@@ -84,7 +84,7 @@ def test_any_data_is_a_holder_with_a_token_that_the_node_may_have(data: bytes, s
     assert 0 <= token <= stat.czxid
     (node,) = in_line([OWN])
     holder = read_holder("a", node, data, stat, left)
-    assert (holder.token, holder.holder) == (token, holder_of(CLAIM.owner))
+    assert (holder.token, holder.id) == (token, holder_of(CLAIM.owner))
     assert 0 <= holder.remaining < float("inf")
     assert holder.metadata is None or isinstance(holder.metadata, str)
     if token < stat.czxid:

@@ -214,7 +214,7 @@ async def test_mode_12_a_lost_answer_does_not_prolong_what_the_holder_believes()
         assert CLOCK.now() >= deadline
         holder = await store.inspect("seats/42")
         assert holder is not None
-        assert holder.holder == lease.holder
+        assert holder.id == lease.holder
         await lease.release()
     assert not log.of(Renewed)
 

@@ -311,7 +311,7 @@ async def test_mode_08_two_tasks_that_share_a_lock_object_never_release_each_oth
             second_is_in.set()
             await first_is_out.wait()
             assert await first in ENDED_BY_TIME
-            assert (await store.inspect("seats/42")).holder == lease.holder
+            assert (await store.inspect("seats/42")).id == lease.holder
             with suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await tracks.walk(lease)

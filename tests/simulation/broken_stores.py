@@ -209,10 +209,10 @@ def _drawn_after_the_grant() -> Iterable[Change]:
             spans.setdefault(place, [now, now])[1] = now + claim.ttl / self._clock.rate
 
     def end(self, holder, why, by, **more):
-        if (self, holder.holder) in drawn:
+        if (self, holder.id) in drawn:
             ended(self, holder, why, by, **more)
         else:
-            spans[self, holder.holder][1] = self._timeline.now
+            spans[self, holder.id][1] = self._timeline.now
 
     async def acquire(self, claim):
         answer = await _ask_acquire(self, claim)

@@ -167,7 +167,7 @@ class Service:
         self.reached()
         claim = sign.claim
         holder = self.holder(claim.name)
-        if holder is not None and holder.holder == claim.holder:
+        if holder is not None and holder.id == claim.holder:
             return self.repeat(sign)
         self.signs[claim.name, claim.owner] = replace(sign, at=self.now())
         self.table.join(claim, self.now())
@@ -222,7 +222,7 @@ class Service:
     def granted_to(self, claim: Claim) -> Holder | None:
         """What *claim* holds at this moment."""
         held = self.table.holders(claim.name, self.now())
-        return next((holder for holder in held if holder.holder == claim.holder), None)
+        return next((holder for holder in held if holder.id == claim.holder), None)
 
     def hang_up(self) -> None:
         """Break every connection: waiters have to join the line again."""
@@ -242,7 +242,7 @@ class Service:
 
     def revoke(self, name: str, token: int) -> bool:
         """Take away the grants with this *token*, and tell their holders."""
-        holders = {holder.holder: holder for holder in self.table.holders(name, self.now())}
+        holders = {holder.id: holder for holder in self.table.holders(name, self.now())}
         ended = self.table.revoke(name, self.now(), token)
         for owner in ended:
             claim = Claim(name, 0.0, owner)
@@ -260,5 +260,5 @@ class Service:
 
     def ended(self, holder: Holder, why: str, by: str, **more: object) -> None:
         """Record the end of a grant before its time."""
-        fields = {"name": holder.name, "holder": holder.holder, "token": holder.token, **more}
+        fields = {"name": holder.name, "holder": holder.id, "token": holder.token, **more}
         self._tell("ended", NAME, **fields, why=why, by=by)

@@ -955,7 +955,7 @@ class ListsTheLineBackwards(Sound):
 class ListsTheHolderAsAWaiter(Sound):
     async def list_waiters(self, name):
         holder = await self.inspect(name)
-        first = [] if holder is None else [Waiting(holder.holder)]
+        first = [] if holder is None else [Waiting(holder.id)]
         return [*first, *await super().list_waiters(name)]
 
 

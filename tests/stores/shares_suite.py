@@ -98,7 +98,7 @@ class SharesSuite:
             await self.lose_answer(backend, claim)
             grant = await granted(backend, claim)
         (shown,) = await rival.holders(NAME)
-        assert (shown.token, shown.permit, shown.holder) == (grant.token, grant.permit, claim.holder)
+        assert (shown.token, shown.permit, shown.id) == (grant.token, grant.permit, claim.holder)
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
         await backend.release(claim)
         assert list(await rival.holders(NAME)) == []
@@ -137,9 +137,9 @@ class SharesSuite:
                 await turn.wait()
             assert list(await rival.holders(NAME)) == []
             assert list((await rival.list_holders(NAME, None, 10)).holders) == []
-            assert [one.holder for one in await rival.list_waiters(NAME)] == [claim.holder]
+            assert [one.id for one in await rival.list_waiters(NAME)] == [claim.holder]
             await served(backend, claim, turn)
-        assert [one.holder for one in await rival.holders(NAME)] == [claim.holder]
+        assert [one.id for one in await rival.holders(NAME)] == [claim.holder]
         await backend.release(claim)
 
     async def test_readers_that_try_at_the_same_moment_pass_no_writer(self, backend: Any, rival: Any):
@@ -211,7 +211,7 @@ class SharesSuite:
         outcomes = await asyncio.gather(*reading, return_exceptions=True)
         stayed = {claim for claim, outcome in zip(claims, outcomes, strict=True) if isinstance(outcome, Grant)}
         assert stayed >= set(claims[1::2])
-        assert {shown.holder for shown in await rival.holders(NAME)} == {claim.holder for claim in stayed}
+        assert {shown.id for shown in await rival.holders(NAME)} == {claim.holder for claim in stayed}
         for claim in stayed:
             await backend.release(claim)
         last = claim_of(WRITER)

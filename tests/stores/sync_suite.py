@@ -157,7 +157,7 @@ class SyncSuite:
         def all_stand_in_line() -> bool:
             time.sleep(number / 1000)  # to show a long line is work for the store
             with contextlib.suppress(BackendUnavailableError):
-                line[:] = [waiter.holder for waiter in locks.waiters("a")]
+                line[:] = [waiter.id for waiter in locks.waiters("a")]
             return len(line) == number
 
         def look() -> None:

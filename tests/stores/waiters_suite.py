@@ -184,7 +184,7 @@ class WaitersSuite:
             async with staying(locks.lock("a", ttl=30)) as stay:
                 tasks = [asyncio.create_task(wait()) for _ in range(crowd)]
                 await bench.waiting("a", crowd)
-                line = [waiter.holder for waiter in await others.waiters("a")]
+                line = [waiter.id for waiter in await others.waiters("a")]
                 await stay.end()
             async with asyncio.timeout(LIMIT):
                 await asyncio.gather(*tasks)

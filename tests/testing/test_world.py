@@ -498,7 +498,7 @@ def test_the_service_can_be_asked_over_the_link():
         a, b = world.client("A"), world.client("B")
         lease = a.acquire("seats/42", metadata="booking")
         holder = b.run(b.locks.inspect, "seats/42")
-        assert (holder.token, holder.holder, holder.metadata) == (1, lease.holder, "booking")
+        assert (holder.token, holder.id, holder.metadata) == (1, lease.holder, "booking")
         assert b.run(b.locks.inspect, "seats/43") is None
         a.run(lease.renew)
         assert lines(world, "locks > A: renew seats/42: renewed")

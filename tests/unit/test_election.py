@@ -535,7 +535,7 @@ async def test_it_tells_who_leads():
             async with term as lease:
                 leader = await election.leader()
                 assert leader is not None
-                assert leader.holder == lease.holder
+                assert leader.id == lease.holder
                 assert json.loads(leader.metadata)["pid"] == os.getpid()
                 assert await two.theirs.election("scheduler").leader() == leader
                 break

@@ -377,7 +377,7 @@ async def test_metadata_and_the_holders_digest_are_shown_to_whoever_asks(stage):
         assert holder.name == "a"
         assert holder.metadata == "worker 3"
         assert holder.token == lease.token
-        assert holder.holder == lease.holder
+        assert holder.id == lease.holder
         assert 0 < holder.remaining <= 10
         assert lease.owner not in repr(holder)
     assert await stage.client.inspect("a") is None

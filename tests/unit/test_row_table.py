@@ -48,8 +48,8 @@ def test_who_joins_again_keeps_its_place_and_who_holds_does_not_join(table: RowT
     for claim in (holder, first, second):
         table.join(claim, 0.0)
     table.join(first, LINE_TTL - 0.5)
-    assert [waiting.holder for waiting in table.waiting("a", LINE_TTL - 0.25)] == [first.holder, second.holder]
-    assert [waiting.holder for waiting in table.waiting("a", LINE_TTL)] == [first.holder], "to join is a sign of life"
+    assert [waiting.id for waiting in table.waiting("a", LINE_TTL - 0.25)] == [first.holder, second.holder]
+    assert [waiting.id for waiting in table.waiting("a", LINE_TTL)] == [first.holder], "to join is a sign of life"
 
 
 def test_grants_that_nobody_asks_about_again_do_not_pile_up():

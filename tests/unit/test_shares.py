@@ -215,7 +215,7 @@ async def test_readers_hold_together_and_are_one_holder_to_a_guard(locks):
         two = await catalog.reader.try_acquire()
         assert (one.token, one.token.holder) == (two.token, two.token.holder)
         assert one.holder != two.holder
-        assert {holder.holder for holder in await catalog.holders()} == {one.holder, two.holder}
+        assert {holder.id for holder in await catalog.holders()} == {one.holder, two.holder}
         guard.write("catalog", one.token, lambda: None)
         guard.write("catalog", two.token, lambda: None)
         kept = one.token
@@ -223,7 +223,7 @@ async def test_readers_hold_together_and_are_one_holder_to_a_guard(locks):
     async with catalog.writer as writer:
         assert writer.token > kept
         assert await catalog.reader.try_acquire() is None
-        assert [holder.holder for holder in await catalog.holders()] == [writer.holder]
+        assert [holder.id for holder in await catalog.holders()] == [writer.holder]
         with pytest.raises(StaleTokenError):
             guard.write("catalog", kept, lambda: None)
         kept = writer.token

@@ -376,7 +376,7 @@ def holders(rows: Rows, name: str) -> list[Holder]:
         Holder(
             name=name,
             token=row.token,
-            holder=holder_of(row.owner),
+            id=holder_of(row.owner),
             remaining=row.expires - rows.now,
             metadata=row.metadata,
             mode=row.mode,

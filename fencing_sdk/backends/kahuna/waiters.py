@@ -67,7 +67,7 @@ class KahunaWaiters:
         if seconds is not None:
             return Busy(seconds if math.isfinite(seconds) else None)
         holder = await self._look(claim) if self._line.looks_first(claim) else None
-        return None if holder is None or holder.holder == claim.holder else _held(holder)
+        return None if holder is None or holder.id == claim.holder else _held(holder)
 
     def asking(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Busy], None]]:
         """See `FirstAsks.asking`."""

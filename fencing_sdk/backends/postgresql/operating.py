@@ -95,7 +95,7 @@ def _holder(name: dict[str, Any], found: dict[str, Any]) -> Holder:
     return Holder(
         name=name["name"],
         token=token,
-        holder=holder_of(found["owner"]),
+        id=holder_of(found["owner"]),
         remaining=max(0.0, seconds_in(float(found["left"]))),
         metadata=metadata,
         mode=mode,
@@ -214,4 +214,4 @@ class PostgresqlLossWatcher(RevocationWatcher):
 
     async def _is_held(self, claim: Claim) -> bool:
         """Return whether the owner of *claim* holds the lock after all: the reason may be that of an earlier grant."""
-        return claim.holder in {holder.holder for holder in await self._operators.holders(claim.name)}
+        return claim.holder in {holder.id for holder in await self._operators.holders(claim.name)}

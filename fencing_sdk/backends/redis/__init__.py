@@ -276,7 +276,7 @@ class RedisBackend(Uncopied):
         """See `fencing_sdk.abc.Backend.inspect`."""
         with translating("inspect"):
             holder = read_holder(name, await self._router.run(self._requests.inspect(name)))
-        if holder is None or holder.holder != NO_HOLDER:
+        if holder is None or holder.id != NO_HOLDER:
             return holder
         return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
 

@@ -142,7 +142,7 @@ def read_holders(name: str, reply: Reply) -> list[Holder]:
     lease, left, counted, micros, *shares = reply
     waiters = counted if isinstance(counted, int) and counted >= 0 else None
     found = [] if (only := read_holder(name, [lease, left, micros])) is None else [only]
-    if only is not None and only.holder == NO_HOLDER:
+    if only is not None and only.id == NO_HOLDER:
         now = _micros(micros)
         found = [_read_share_of(name, now, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
     ordered = sorted(found, key=lambda holder: (holder.permit or 0, holder.token))

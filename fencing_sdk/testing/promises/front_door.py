@@ -61,7 +61,7 @@ class FrontDoorPromises(BackendUnderTest):
             async with locks.lock(NAME, metadata="batch 7") as lease:
                 holder = await locks.inspect(NAME)
                 assert holder is not None
-                assert (holder.token, holder.holder, holder.metadata) == (lease.token, lease.holder, "batch 7")
+                assert (holder.token, holder.id, holder.metadata) == (lease.token, lease.holder, "batch 7")
             assert await locks.inspect(NAME) is None
 
     async def test_a_client_may_be_opened_again(self, backend: Backend) -> None:
@@ -181,7 +181,7 @@ class FrontDoorPromises(BackendUnderTest):
                 await lease.renew()
                 holder = await locks.inspect(lease.name)
                 assert holder is not None
-                assert (holder.name, holder.token, holder.holder) == (lease.name, lease.token, lease.holder)
+                assert (holder.name, holder.token, holder.id) == (lease.name, lease.token, lease.holder)
 
         async with LockClient(backend) as locks, self.soon():
             await asyncio.gather(*(hold(number) for number in range(50)))

@@ -63,7 +63,7 @@ class GrantPromises(BackendUnderTest):
         token = await self.granted(backend, claim)
         holder = await backend.inspect(claim.name)
         assert holder is not None
-        assert (holder.name, holder.token, holder.holder) == (claim.name, token, claim.holder)
+        assert (holder.name, holder.token, holder.id) == (claim.name, token, claim.holder)
         assert 0 < holder.remaining <= self.ended_after(claim.ttl)
 
     async def test_inspect_shows_none_when_the_lock_is_free(self, backend: Backend) -> None:
@@ -383,7 +383,7 @@ class NamePromises(BackendUnderTest):
         for claim in claims:
             holder = await backend.inspect(claim.name)
             assert holder is not None, f"{claim.name!r} is shown as free"
-            assert (holder.name, holder.holder) == (claim.name, claim.holder)
+            assert (holder.name, holder.id) == (claim.name, claim.holder)
             assert holder.token == tokens[claim.name]
 
     async def test_a_release_frees_one_name_alone(self, backend: Backend) -> None:

@@ -279,7 +279,7 @@ class DirectGrantPromises(BackendUnderTest):
         token = await self._handed(waiter)
         found = await backend.inspect(holder.name)
         assert found is not None
-        assert (found.holder, found.token) == (waiter.claim.holder, token)
+        assert (found.id, found.token) == (waiter.claim.holder, token)
         self.assert_rising([before, token])
         assert await self.granted(backend, waiter.claim) == token, "asking again repeats the grant"
 

@@ -74,7 +74,7 @@ class ListingPromises(BackendUnderTest):
         await self.granted(backend, released)
         await backend.release(released)
         (found,) = await self.listed(backend)
-        assert (found.name, found.token, found.holder, found.metadata) == ("a/1", token, held.holder, "host 7")
+        assert (found.name, found.token, found.id, found.metadata) == ("a/1", token, held.holder, "host 7")
         assert 0 < found.remaining <= held.ttl + 1
         assert found.held_for is None or 0 <= found.held_for < 60
 
@@ -93,11 +93,11 @@ class ListingPromises(BackendUnderTest):
         for name, mode, count in (("one", Permit(3), 1), ("two", Permit(3), 2), ("readers", READER, 2)):
             for _ in range(count):
                 await self.granted(backend, Claim(name, 60.0, mode=mode))
-            listed = {holder.holder: holder for holder in await self.listed(backend, name)}
+            listed = {holder.id: holder for holder in await self.listed(backend, name)}
             shown, found = await backend.inspect(name), await backend.holders(name)
             assert shown is not None
             assert len(found) == len(listed) == count
-            assert all(_same_age(listed[holder.holder], holder) for holder in (shown, *found))
+            assert all(_same_age(listed[holder.id], holder) for holder in (shown, *found))
 
     @needs("lists")
     async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
@@ -136,11 +136,11 @@ class ListingPromises(BackendUnderTest):
             for place in range(1, 4):
                 tasks.append(asyncio.create_task(locks.lock(NAME).acquire()))
                 line = await self.line(backend, place)
-            assert lease.holder not in {waiter.holder for waiter in line}
+            assert lease.holder not in {waiter.id for waiter in line}
             (holder,) = await self.listed(backend)
             assert holder.waiters in {None, 3}
             tasks.pop(0).cancel()
-            assert [waiter.holder for waiter in await self.line(backend, 2)] == [waiter.holder for waiter in line[1:]]
+            assert [waiter.id for waiter in await self.line(backend, 2)] == [waiter.id for waiter in line[1:]]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -321,7 +321,7 @@ class TransferPromises(BackendUnderTest):
         assert grant.token > token
         holder = await backend.inspect(NAME)
         assert holder is not None
-        assert (holder.token, holder.holder, holder.metadata) == (grant.token, to.holder, "second")
+        assert (holder.token, holder.id, holder.metadata) == (grant.token, to.holder, "second")
         assert holder.remaining > self.ended_after(self.ttl)
         await self.refused(backend, self.claim())
         assert await self.renewed(backend, to) is Renewal.RENEWED
@@ -336,7 +336,7 @@ class TransferPromises(BackendUnderTest):
         await backend.release(of)
         holder = await backend.inspect(NAME)
         assert holder is not None
-        assert holder.holder == to.holder
+        assert holder.id == to.holder
         assert holder.remaining > 3500
 
     @needs("transfers")
@@ -391,7 +391,7 @@ class TransferPromises(BackendUnderTest):
             first = await backend.acquire(of)
             assert isinstance(first, Grant)
             grants[name] = first, await self.passed(backend, of, to)
-            shown = [(holder.holder, holder.mode) for holder in await backend.holders(name)]
+            shown = [(holder.id, holder.mode) for holder in await backend.holders(name)]
             assert set(shown) == {(others.holder, mode), (to.holder, mode)}
         former, permit = grants["pool"]
         assert permit.token > former.token

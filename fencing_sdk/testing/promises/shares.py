@@ -182,7 +182,7 @@ class SharePromises(BackendUnderTest):
         assert (await self._granted(backend, claim)).token == token
         shown = await backend.inspect(claim.name)
         assert shown is not None
-        assert (shown.token, shown.holder, shown.mode.word) == (token, claim.holder, claim.mode.word)
+        assert (shown.token, shown.id, shown.mode.word) == (token, claim.holder, claim.mode.word)
 
     # Every share
 
@@ -259,7 +259,7 @@ class SharePromises(BackendUnderTest):
         claims = [self._claim(POOL, Permit(of=3), metadata=text) for text in ("one", "two")]
         grants = [await self._granted(backend, claim) for claim in claims]
         found = list(await backend.holders(POOL))
-        assert [(one.name, one.token, one.holder, one.permit, one.metadata) for one in found] == [
+        assert [(one.name, one.token, one.id, one.permit, one.metadata) for one in found] == [
             (POOL, grant.token, claim.holder, grant.permit, claim.metadata)
             for claim, grant in zip(claims, grants, strict=True)
         ]
@@ -268,7 +268,7 @@ class SharePromises(BackendUnderTest):
         assert not any(claim.owner in repr(found) for claim in claims)
         shown = await backend.inspect(POOL)
         assert shown is not None
-        assert (shown.token, shown.holder) in {(one.token, one.holder) for one in found}
+        assert (shown.token, shown.id) in {(one.token, one.id) for one in found}
 
     @needs("shares")
     async def test_holders_shows_readers_a_writer_and_a_lock(self, backend: SharingBackend) -> None:
@@ -278,7 +278,7 @@ class SharePromises(BackendUnderTest):
             for claim in claims:
                 await self._granted(backend, claim)
             found = list(await backend.holders(name))
-            assert {one.holder for one in found} == {claim.holder for claim in claims}
+            assert {one.id for one in found} == {claim.holder for claim in claims}
             assert {one.mode.word for one in found} <= ({mode.word} if mode.shared else {WRITER.word, LOCK.word})
             for claim in claims:
                 await backend.release(claim)

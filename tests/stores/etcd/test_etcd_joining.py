@@ -114,7 +114,7 @@ def test_the_owner_id_is_in_no_key():
     claim = Claim("a", 10.0)
     key = EtcdKeys("fencing/").own(claim)
     assert claim.owner.encode() not in key
-    assert LineKey(key, b'{"metadata":"x"}', 7, 7, 1).holder("a", 5.0).holder == holder_of(claim.owner)
+    assert LineKey(key, b'{"metadata":"x"}', 7, 7, 1).holder("a", 5.0).id == holder_of(claim.owner)
 
 
 @pytest.mark.parametrize("value", [b"", b"5", b"[]", b'{"metadata":5}', b"\xff"])

@@ -191,7 +191,7 @@ async def test_a_grant_that_is_carried_out_after_the_waiter_has_left_grants_noth
             await etcd.release(claim)
             token = (await grant_of(rival, next_one)).token
             await requests.deliver()
-        assert [(one.token, one.holder) for one in await rival.holders(NAME)] == [(token, next_one.holder)]
+        assert [(one.token, one.id) for one in await rival.holders(NAME)] == [(token, next_one.holder)]
         assert len(await keys(etcd_server)) == (1 if before == WRITER else 2)
 
 
@@ -255,7 +255,7 @@ async def test_readers_begin_a_phase_although_some_that_were_woken_with_them_hav
         phases._ask = begin_late
         grants = await asyncio.gather(*(grant_of(etcd, claim) for claim in claims))
     assert len({grant.token for grant in grants}) == 1
-    assert {shown.holder for shown in await etcd.holders(NAME)} == {claim.holder for claim in claims}
+    assert {shown.id for shown in await etcd.holders(NAME)} == {claim.holder for claim in claims}
     assert (await grant_of(etcd, stray)).token == grants[0].token
 
 

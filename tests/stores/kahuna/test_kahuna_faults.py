@@ -191,7 +191,7 @@ async def test_a_look_while_a_change_is_replicated_is_answered(kahuna_server: Ka
     acquiring = asyncio.create_task(kahuna.acquire(claim))
     found = [await kahuna.inspect("a") for _ in range(20)]
     assert isinstance(await acquiring, Grant)
-    assert [holder.holder for holder in found if holder][-1:] == [claim.holder]
+    assert [holder.id for holder in found if holder][-1:] == [claim.holder]
 
 
 # Since when a grant runs
@@ -237,7 +237,7 @@ async def test_a_request_carried_out_after_a_refusal_does_not_prolong_the_deadli
     kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1, late=2.0)  # after the release below
     assert isinstance(await kahuna.acquire(claim), Busy)
     await kahuna.release(holder)
-    while (found := await kahuna.inspect("a")) is None or found.holder != claim.holder:  # noqa: ASYNC110
+    while (found := await kahuna.inspect("a")) is None or found.id != claim.holder:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert await granted(kahuna, claim) == Grant(1, restarted=True)
     assert len(kahuna_server.seen("try-extend")) == 1

@@ -267,7 +267,7 @@ def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int
 def test_owner_and_metadata_travel_together_and_come_apart_again(metadata: str | None):
     claim = Claim("a", 1.0, metadata=metadata)
     holder = info(owner=sent(WRITER.of_claim(claim))["owner"]).holder("a", NOW)
-    assert (holder.holder, holder.metadata) == (claim.holder, metadata)
+    assert (holder.id, holder.metadata) == (claim.holder, metadata)
     assert sent(WRITER.of_claim(claim))["owner"] == sent(WRITER.of_release(claim))["owner"]
 
 
@@ -277,12 +277,12 @@ def test_an_owner_without_metadata_is_its_own_bytes():
 
 def test_an_owner_of_another_kind_of_client_has_a_digest_too():
     holder = info(owner=b64encode(b"\xff\x00\xfe").decode()).holder("a", NOW)
-    assert holder.holder == holder_of("ff00fe")
+    assert holder.id == holder_of("ff00fe")
 
 
 def test_what_inspect_shows():
     holder = info().holder("a", NOW)
-    assert (holder.name, holder.token, holder.holder) == ("a", 7, holder_of("owner-1"))
+    assert (holder.name, holder.token, holder.id) == ("a", 7, holder_of("owner-1"))
     assert holder.remaining == pytest.approx(5.0)
 
 

@@ -63,7 +63,7 @@ async def test_a_grant_that_a_synchronous_standby_has_survives_the_failover(post
         async with opened(promoted.url) as (after, _):
             assert await answered(after.lock("a").try_acquire) is None
             found = await answered(lambda: after.inspect("a"))
-            assert (found.token, found.holder) == (token, holder)
+            assert (found.token, found.id) == (token, holder)
 
 
 async def test_a_grant_that_a_synchronous_standby_does_not_confirm_is_not_reported(postgresql_group):
@@ -124,7 +124,7 @@ async def test_a_client_of_two_hosts_follows_a_failover_with_its_lease(how, post
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 2)
             found = await answered(lambda: locks.inspect("a"))
-            assert (found.token, found.holder) == (stay.token, stay.lease.holder)
+            assert (found.token, found.id) == (stay.token, stay.lease.holder)
             assert await promoted.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == stay.token
             await stay.end()
         async with locks.lock("a", wait=PATIENCE) as lease:

@@ -543,7 +543,7 @@ async def test_a_long_line_is_told_in_its_order(backend: RedisQuorumBackend):
         # All at once, in this order: a waiter leaves the line 3 s after its last sign of life, and these give only one.
         await asyncio.gather(*(lines.enter_async_context(in_line(backend, waiter)) for waiter in waiters))
         told = await backend.list_waiters("a")
-    assert [waiting.holder for waiting in told] == [holder_of(waiter.owner) for waiter in waiters]
+    assert [waiting.id for waiting in told] == [holder_of(waiter.owner) for waiter in waiters]
 
 
 # Taking a lock away

@@ -118,7 +118,7 @@ async def test_the_lease_of_a_client_of_another_version_is_waited_for_and_shown(
     await redis_server.command("SET", LEASE, f"{OWNER}\x001795678693419940\x00=worker 3", "PX", 700)
     async with opened(redis_server.url) as (locks, _):
         holder = await locks.inspect("a")
-        assert holder is None or (holder.holder, holder.metadata) == (holder_of(OWNER), "worker 3")
+        assert holder is None or (holder.id, holder.metadata) == (holder_of(OWNER), "worker 3")
         async with locks.lock("a", wait=PATIENCE) as lease:
             assert lease.token > 1795678693419940
 

@@ -66,7 +66,7 @@ async def test_a_grant_that_the_replica_confirms_survives_the_failover(group: Re
             assert await after.lock("a").try_acquire() is None
             holder = await after.inspect("a")
             assert holder is not None
-            assert (holder.token, holder.holder) == (lease.token, lease.holder)
+            assert (holder.token, holder.id) == (lease.token, lease.holder)
 
 
 async def test_a_grant_that_no_replica_confirms_is_undone_and_tried_again(group: Replicated):
@@ -113,7 +113,7 @@ async def test_a_client_follows_a_failover_by_sentinels(redis_sentinels: Sentine
             assert lease.token == token
             holder = await _patiently_inspected(locks, "a")
             assert holder is not None
-            assert (holder.token, holder.holder) == (token, lease.holder)
+            assert (holder.token, holder.id) == (token, lease.holder)
             new.ask("CONFIG", "SET", "min-replicas-to-write", 0)
         assert state_of(lease).deadline >= deadline
     redis_sentinels.heal()

@@ -719,7 +719,7 @@ async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_serve
     assert isinstance(beside, Grant)
     assert (beside.token == first.token) is (mode == READER)
     assert await backend.renew([alone, second]) == [Renewal.RENEWED, Renewal.RENEWED]
-    assert {(holder.holder, holder.metadata) for holder in await backend.holders(NAME)} == {
+    assert {(holder.id, holder.metadata) for holder in await backend.holders(NAME)} == {
         (claim.holder, claim.metadata) for claim in (alone, second)
     }
     await backend.release(alone)
@@ -736,7 +736,7 @@ async def test_a_share_that_is_held_alone_is_listed_and_revoked_by_its_token(red
     grant = await backend.acquire(claim)
     assert isinstance(grant, Grant)
     (listed,) = (await backend.list_holders("", None, 100)).holders
-    assert (listed.name, listed.holder, listed.token, listed.metadata) == (NAME, claim.holder, grant.token, "m")
+    assert (listed.name, listed.id, listed.token, listed.metadata) == (NAME, claim.holder, grant.token, "m")
     assert (listed.mode, listed.permit) == (mode, grant.permit)
     assert not await backend.revoke(NAME, grant.token - 1, "wrong token")
     assert 0 < await milliseconds_left(redis_server, NAME) <= 30_000

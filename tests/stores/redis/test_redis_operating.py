@@ -237,7 +237,7 @@ async def test_two_names_never_share_a_lock_or_a_key(redis_server):
     assert len(await keys(redis_server)) == len(TRICKY)
     for claim in claims:
         holder = await backend.inspect(claim.name)
-        assert (holder.name, holder.holder) == (claim.name, claim.holder)
+        assert (holder.name, holder.id) == (claim.name, claim.holder)
     for claim in claims:
         await backend.release(claim)
     await backend.aclose()

@@ -232,7 +232,7 @@ def test_metadata_comes_back_as_it_was(metadata):
     claim = Claim("a", 1.0, metadata=metadata)
     stored = calls().acquire(claim).arguments[4]
     found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
-    assert (found.name, found.token, found.holder, found.remaining) == ("a", 7, claim.holder, 1.5)
+    assert (found.name, found.token, found.id, found.remaining) == ("a", 7, claim.holder, 1.5)
     assert found.metadata == metadata
 
 

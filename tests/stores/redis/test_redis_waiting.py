@@ -510,6 +510,6 @@ async def test_a_waiter_that_is_to_be_woken_leaves_the_line_and_no_grant_of_its_
         stack.push_async_callback(other.aclose)
         async with in_line(backend, claim):
             assert isinstance(await other.acquire(claim), Grant)
-        assert [holder.holder for holder in await other.holders("a")] == [claim.holder]
+        assert [holder.id for holder in await other.holders("a")] == [claim.holder]
         assert await other.renew([claim]) == [Renewal.RENEWED]
         await other.release(claim)

@@ -80,9 +80,9 @@ async def test_a_lock_that_goes_on_while_it_is_looked_at_is_shown_with_its_next_
 
         monkeypatch.setattr(backend._recipe, "look_at_all", look_too_early)
         earlier.append(before)
-        assert (await backend.inspect("a")).holder == second.holder
+        assert (await backend.inspect("a")).id == second.holder
         earlier.append(before)
-        assert [one.holder for one in (await backend.list_holders("", None, 10)).holders] == [second.holder]
+        assert [one.id for one in (await backend.list_holders("", None, 10)).holders] == [second.holder]
         await backend.release(second)
 
 
