@@ -38,7 +38,7 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.events import Lost
+from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.recipes import KazooLock, RedisPyLock, ShedLockRow, Skipped, beside
 
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
@@ -228,7 +228,7 @@ def test_a_handle_that_is_dropped_gives_both_back(stage):
         handle = fencing_sdk.sync.beside(locks.lock("report", ttl=stage.ttl), stage.for_threads("report")).acquire()
         with pytest.warns(ResourceWarning, match="dropped without release"):
             del handle
-        wait_until(lambda: not stage.held("report") and locks.inspect("report") is None)
+        wait_until(lambda: not stage.held("report") and locks.inspect("report") is None, within=8)  # before a renewal
 
 
 # The old lock outlives our lease.
@@ -283,13 +283,17 @@ async def test_the_lease_ends_before_an_old_lock_that_nobody_can_renew(silent):
 
 async def test_an_old_store_that_is_silent_for_a_moment_costs_nothing(silent):
     mine = redis.asyncio.Redis.from_url(silent.url)
-    async with connect(MemoryBackend()) as locks:
-        async with beside(locks.lock("report", ttl=4, safety_buffer=0.6), RedisPyLock(mine, "report")) as lease:
+    log, times = Log(), {"ttl": 4, "safety_buffer": 0.6, "heartbeat_interval": 1.1}
+    async with connect(MemoryBackend(), observers=[log]) as locks:
+        async with beside(locks.lock("report", **times), RedisPyLock(mine, "report")) as lease:
             state = lease._state
             silent.pause()
-            late = state.timing.heartbeat_interval * 0.7  # a renewal at the usual pace would come too late
-            await until(lambda: state.deadline - state.clock.now() < late, what="the silence bounds the deadline")
-            assert state.deadline == state.covered_until
+            await until(lambda: state.deadline == state.covered_until, what="the silence bounds the deadline")
+            interval = state.timing.heartbeat_interval
+            await until(lambda: state.deadline - state.clock.now() < interval)
+            before = len(log.of(Renewed))
+            await until(lambda: state.deadline - state.clock.now() < interval * 0.4)
+            assert len(log.of(Renewed)) >= before + 2, "the next beat at the usual pace may come too late"
             silent.resume()
             before = state.deadline
             await until(lambda: state.deadline > before + 1 or not lease.held, what="the deadline moves on")
@@ -319,6 +323,26 @@ async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_s
             proxy.heal()
             await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is given back")
             assert not here.exists("report")
+    await far.aclose()
+
+
+async def test_a_request_that_arrives_after_the_release_leaves_nothing_behind(redis_server, proxy):
+    """The network holds the request for the old lock up, and lets the later release pass."""
+    far = redis.asyncio.Redis.from_url(proxy.url, socket_timeout=None)
+    with redis.Redis.from_url(redis_server.url) as here:
+        here.config_resetstat()
+        async with connect(MemoryBackend()) as locks:
+            await asyncio.gather(far.ping(), far.ping())  # two connections
+            asked = proxy.saw(of="NX")
+            proxy.delay(requests=4.0)
+            lock = beside(locks.lock("report", ttl=60, safety_buffer=57), RedisPyLock(far, "report"))
+            acquiring = asyncio.create_task(lock.acquire())
+            await asked
+            proxy.delay()
+            with pytest.raises(BackendUnavailableError, match="RedisPyLock: take failed: no answer"):
+                await acquiring
+            await until(lambda: "cmdstat_set" in here.info("commandstats"), what="the request has arrived")
+            await until(lambda: not here.exists("report"), what="its grant is released", within=30)
     await far.aclose()
 
 
