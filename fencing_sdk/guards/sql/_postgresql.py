@@ -357,5 +357,5 @@ def _sqlstate(error: Exception) -> str | None:
 
 _AUTOCOMMIT = (
     "this PostgreSQL connection commits every statement by itself, so the check and your write would be two "
-    "transactions; begin one first: async with connection.transaction()"
+    "transactions; begin one first: connection.transaction(), or with SQLAlchemy session.begin() without AUTOCOMMIT"
 )
