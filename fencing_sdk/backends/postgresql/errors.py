@@ -58,7 +58,7 @@ CODES: dict[str, Verdict] = {
     "53300": (BackendUnavailableError, "the server, the database or the role has no connection left"),
     "53100": (BackendUnavailableError, "the server's disk is full"),
     "53200": (BackendUnavailableError, "the server has no memory left"),
-    "55P03": (BackendUnavailableError, "another transaction keeps the row of the lock, or of a fence in fences=, locked"),
+    "55P03": (BackendUnavailableError, "another transaction keeps the row of the lock, or of its fence, locked"),
     "57014": (BackendUnavailableError, "the statement was cancelled; is statement_timeout very short?"),
     "57P01": (BackendUnavailableError, "the connection was ended by an operator or a shutdown"),
     "57P02": (BackendUnavailableError, "the server crashed"),
