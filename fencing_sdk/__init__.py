@@ -7,7 +7,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, current_lease, current_token
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.token import Token
 from fencing_sdk.errors import (
@@ -31,7 +31,8 @@ if typing.TYPE_CHECKING:
     import fencing_sdk.backends
     import fencing_sdk.diagnosis
     import fencing_sdk.events
-    import fencing_sdk.recipes  # noqa: F401  (so that checkers see the attributes that `__getattr__` below returns)
+    import fencing_sdk.recipes
+    import fencing_sdk.sync  # noqa: F401  (so that checkers see the attributes that `__getattr__` below returns)
 
 __version__ = "1.0.0rc1"
 
@@ -56,12 +57,13 @@ __all__ = [
     "Status",
     "Token",
     "UsageError",
+    "Waiting",
     "connect",
     "current_lease",
     "current_token",
 ]
 
-_MODULES = ("backends", "diagnosis", "events", "recipes")
+_MODULES = ("backends", "diagnosis", "events", "recipes", "sync")
 """Modules that are read as attributes of this one, each of which is imported when it is first read."""
 
 

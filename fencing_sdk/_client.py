@@ -340,8 +340,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Acquisitions that wait leave the line at once. Bodies go on, may acquire more, and are renewed until they end
         or *within* is over. Then they are cancelled, with `LossReason.DRAINED`. Each lock is released after its body.
         All other acquisitions raise `DrainingError`, but not while a body runs, which a task group would cancel.
-        A second call may bring the bound forward. It does not wait for locks of the calling task, for plain handles
-        that are held beyond *within*, or for a body that has not ended five seconds after it was cancelled.
+        A second call may bring the bound forward. No call waits for locks of the calling task, for plain handles that
+        are held beyond *within*, or for a body that has not ended five seconds after it was cancelled.
 
         Args:
             within: Seconds that bodies may take.
@@ -363,8 +363,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         A second signal cancels the bodies now; a third does what it did before the block. If the block goes on for a
         second after every lock was released, it is cancelled, unless a server has a handler of its own (uvicorn,
-        aiohttp): that handler runs too, and ends the block. The block swallows the `DrainingError` that ends it.
-        For the lifespan of an application and for fixtures there is ``connect(url, drain=25)`` instead.
+        aiohttp): that handler runs too, and ends the block. After a signal the block swallows the `DrainingError`
+        that ends it. For the lifespan of an application and for fixtures there is ``connect(url, drain=25)`` instead.
 
         Args:
             *signals: Such as ``signal.SIGTERM``. One that is ignored stays ignored.

@@ -147,8 +147,8 @@ class OperatingClient(ABC):
                 printable characters. Not a place for secrets.
 
         Returns:
-            True if the grant was taken away. False if the grant with this token has ended: it was released, has
-            expired, or has gone to another holder.
+            True if the grant was taken away. False if no grant has this token: it was released, has expired, has gone
+            to another holder, or never existed.
 
         Raises:
             InvalidNameError: *name* names no lock.

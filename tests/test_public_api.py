@@ -33,6 +33,7 @@ PROMISED = {
     "Status",
     "Token",
     "UsageError",
+    "Waiting",
     "connect",
     "current_lease",
     "current_token",
@@ -213,6 +214,7 @@ SHOWN = {
     "Holder": {"held_for", "id", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
     "Status": {"draining", "leader_of", "least_remaining", "leases", "open", "since_answer"},
     "Token": public(int),
+    "Waiting": {"id", "metadata", "mode", "waiting_for"},
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""

@@ -144,7 +144,7 @@ def _run_arguments() -> Arguments:
     )
     parser.option("--at-least-on", about, choices=("success", "any"), default="success")
     about = (
-        "How to stop the command when the lease is lost: SIGTERM and soon SIGKILL, SIGKILL at once, or only a "
+        "What to do with the command when the lease is lost: SIGTERM and soon SIGKILL, SIGKILL at once, or only a "
         "warning. Default: term."
     )
     parser.option("--on-loss", about, choices=get_args(OnLoss), default="term")

@@ -146,7 +146,7 @@ def _seconds(seconds: float | None) -> str | None:
 
 
 def _show(console: Console, finding: Finding) -> None:
-    """One finding: its severity and name, and below them what, why, and what mends it."""
+    """One finding: its severity and name, and below them what, why, and what fixes it."""
     console.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
     for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.fix}", "green")):
         console.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))

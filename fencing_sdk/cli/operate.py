@@ -70,7 +70,7 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
         if rows:
             _print_table(sorted(rows, key=lambda row: (row.name, row.permit or 0)))
         else:
-            say("nothing is held" if pattern == "*" else f"no lock matches {shown(pattern)}")
+            say("nothing is held" if pattern == "*" else f"no held lock matches {shown(pattern)}")
         if more:
             say(f"there are more than these {limit}; see all with --limit 0 or --json")
         return 0

@@ -2,7 +2,7 @@
 What a check of a store is, who makes the checks of a store, and the checks that several stores have.
 
 The module of a store asks each host by itself, keeps the answers as facts, and has a table of checks: what is wrong
-with the facts, how much that matters, why, and what mends it. `judged` runs a table.
+with the facts, how much that matters, why, and what fixes it. `judged` runs a table.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CONNECT_TIMEOUT = 4.0
 """Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
 OLDEST = (6, 2)
 AT_ONCE = 3
-"""Servers that get one question at a time: a silent one costs no time, and a large cluster is not flooded."""
+"""How many servers are asked the same question at once: a silent one costs no time, and many are not flooded."""
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
 _MISMATCHES = {62, 64}
