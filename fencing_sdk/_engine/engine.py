@@ -281,6 +281,10 @@ class Engine:
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
             await self._releases.finish_behind(lease)
             return  # in a forked child the lock belongs to its parent
+        await self._return(lease)
+
+    async def _return(self, lease: LeaseState) -> None:
+        """Give back *lease*, which was taken from those that are renewed."""
         if self._closing.begun:
             self._closing.look_again()
         flight, cancelled = self._releases.post(lease), None
@@ -300,11 +304,18 @@ class Engine:
             raise cancelled
 
     async def _release_both(self, lease: LeaseState, companion: Companion) -> None:
-        lease.companion = None
+        """End *lease* here, then release what is held beside it, and then the lock: no token is read in between."""
+        parking = self._parking(lease, lease.keep_for) if lease.kept else None
+        ends_here = lease.generation == forks.here() and lease.mark_released()
         try:
             await companion.give_back()
         finally:
-            await self.release(lease)
+            if not ends_here or not self._releases.take(lease):
+                await self._releases.finish_behind(lease)
+            elif parking is None:
+                await self._return(lease)
+            else:
+                await self._releases.park(lease, parking, lease.timing.ttl)
 
     async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None:
         """

@@ -53,8 +53,9 @@ LONGER = 1.5
 """How much longer than ours the old lock is kept without a renewal."""
 _POLL = 0.05
 """Seconds between two questions for the old lock."""
-_TRIES = 3
-"""How often the store of the old lock is asked to release it, until it answers."""
+_FIRST_RETRY = 0.05
+_LAST_RETRY = 2.0
+"""Seconds between two tries to release the old lock, until its store answers or the lock has ended by itself."""
 
 T = TypeVar("T")
 
@@ -147,7 +148,7 @@ class BothLocks(Lock):
 class OldHold:
     """The old lock beside one lease, from the first question for it to its release: a `Companion`."""
 
-    __slots__ = ("_asking", "_keeping", "_kept", "_old", "_owner", "_state", "_stop")
+    __slots__ = ("_asking", "_keeping", "_kept", "_old", "_owner", "_returning", "_state", "_stop")
 
     def __init__(self, old: OldLock, state: LeaseState) -> None:
         self._old = old
@@ -157,6 +158,7 @@ class OldHold:
         self._stop = asyncio.Event()
         self._asking: asyncio.Task[object] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._returning = False
 
     async def take(self, limit: float) -> bool:
         """
@@ -176,6 +178,7 @@ class OldHold:
                 self._state.covered_until = self._covers(asked)
                 self._state.keep_for = getattr(self._old, "at_least_for", 0.0)
                 self._keeping = _start(self._keep())
+                self._keeping.add_done_callback(self._kept_no_longer, context=Context())
                 return True
         return False
 
@@ -201,18 +204,23 @@ class OldHold:
         await asyncio.wait((asking,), timeout=limit)
         if not asking.done():
             raise BackendUnavailableError(backend_name(self._old), operation, f"no answer within {limit:.3g} s")
+        if asking.cancelled():
+            raise BackendUnavailableError(backend_name(self._old), operation, "its driver was cancelled from inside")
         return bool(asking.result())
 
     async def _keep(self) -> None:
         """Renew the old lock while our lease is held. Release it when that is asked, or when it has expired."""
-        state, third = self._state, self._state.timing.ttl / 3
-        pause = third
-        try:
-            while not await self._stopped_within(pause) and state.held:
-                pause = third if await self._renewed(third) else third / 4
-            await self._stopped_within(state.covered_until - state.clock.now())  # the body may go on
-        finally:
-            await self._give_back()
+        state, timing = self._state, self._state.timing
+        pause = third = min(timing.ttl, timing.validity(self._kept)) / 3
+        while not await self._stopped_within(pause) and state.held:
+            pause = third if await self._renewed(third) else third / 4
+        await self._stopped_within(state.covered_until - state.clock.now())  # the body may go on
+        await self._give_back()
+
+    def _kept_no_longer(self, _: asyncio.Task[None]) -> None:
+        """Lose our lease if the task that renews the old lock was cancelled. The old lock covers the body meanwhile."""
+        if not self._returning and not self._stop.is_set():
+            self._state.lose(LossReason.CLOSED)
 
     async def _stopped_within(self, seconds: float) -> bool:
         with move_on_after(max(seconds, 0.0)):
@@ -241,21 +249,31 @@ class OldHold:
 
     def _end(self) -> asyncio.Task[None]:
         self._stop.set()
-        if self._keeping is None:
+        if self._keeping is None or (self._keeping.done() and not self._returning):
             self._keeping = _start(self._give_back())
         return self._keeping
 
     async def _give_back(self) -> None:
-        """Release the lock, also one that a request without an answer may still get. Bounded; a cancellation waits."""
+        """
+        Release the lock, also one that a request without an answer may still get.
+
+        Errors are tried again until the lock has ended by itself. A cancellation waits for the try that is under way.
+        """
+        self._returning = True
         if self._asking is not None:
             await _ended(self._asking, self._kept)
             self._asking.cancel()
-        for _ in range(_TRIES):
+        stop, pause = LoopClock().now() + getattr(self._old, "stays_for", self._kept), _FIRST_RETRY
+        while True:
             giving = _start(called(self._old.give_back, self._owner))
-            await _ended(giving, RELEASE_LIMIT)
+            cancelled = await _ended(giving, RELEASE_LIMIT)
             if giving.done() and not giving.cancelled() and giving.exception() is None:
                 return
             giving.cancel()
+            if cancelled is not None or LoopClock().now() + pause >= stop:
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LAST_RETRY)
         logger.warning("%s beside %s was not released; it ends by itself", *self._names)
 
 

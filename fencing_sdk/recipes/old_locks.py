@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Protocol
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.drivers import imported_from
 from fencing_sdk._values.tasks import called
-from fencing_sdk._values.timing import seconds
+from fencing_sdk._values.timing import MAX_TTL, seconds
 from fencing_sdk.errors import ConfigurationError, shown
 
 
@@ -105,7 +105,8 @@ class PythonRedisLock(ScriptedLock):
     _TAKE = RedisPyLock._TAKE  # noqa: SLF001  (the same string, at another key)
     _RENEW = RedisPyLock._RENEW  # noqa: SLF001
     _GIVE_BACK = """
-    if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+    local owner = redis.call('GET', KEYS[1])  -- where it has expired, a waiter without a limit still sleeps
+    if owner and owner ~= ARGV[1] then return 0 end
     redis.call('DEL', KEYS[2])
     redis.call('LPUSH', KEYS[2], 1)
     redis.call('PEXPIRE', KEYS[2], 1000)
@@ -161,6 +162,9 @@ class KazooLock:
             for, and no more than ``maxSessionTimeout`` of the server. It must be at least 1.5 times the ttl of the
             lock, as no session can be made to live longer.
     """
+
+    stays_for: ClassVar[float] = math.inf
+    """Seconds for which a release that fails is tried again: the node stays as long as the session."""
 
     def __init__(self, client: Any, path: str, *, session: float = 10.0) -> None:
         if not callable(getattr(client, "ensure_path_async", None)):
@@ -248,7 +252,7 @@ class ShedLockRow:
         self._name = name
         self._table = table
         self._granted: dict[str, float] = {}
-        self.at_least_for = seconds(at_least_for, "at_least_for")
+        self.at_least_for = seconds(at_least_for, "at_least_for", high=MAX_TTL)
 
     def __repr__(self) -> str:
         return f"<ShedLockRow {shown(self._name)}>"

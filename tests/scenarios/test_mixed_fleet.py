@@ -39,7 +39,7 @@ from fencing_sdk import (
 )
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Lost, Renewed
-from fencing_sdk.recipes import KazooLock, RedisPyLock, ShedLockRow, Skipped, beside
+from fencing_sdk.recipes import KazooLock, PythonRedisLock, RedisPyLock, ShedLockRow, Skipped, beside
 
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
 
@@ -493,6 +493,110 @@ async def test_a_lock_of_ones_own_has_three_plain_functions(redis_server):
             assert here.get("own").startswith(b"fencing-")
             _ = lease.token
         assert not here.exists("own")
+
+
+class Shelf:
+    """An old lock in this process: who has it until when, and what its owner may find out meanwhile."""
+
+    def __init__(self):
+        self.owner, self.until, self.errors, self.releasing = None, 0.0, 0, None
+
+    @property
+    def taken(self):
+        return self.owner is not None and time.monotonic() < self.until
+
+    async def take(self, owner, ttl):
+        if self.taken and self.owner != owner:
+            return False
+        self.owner, self.until = owner, time.monotonic() + ttl
+        return True
+
+    async def renew(self, owner, ttl):
+        return self.owner == owner and await self.take(owner, ttl)
+
+    async def give_back(self, owner):
+        if self.errors:
+            self.errors -= 1
+            raise ConnectionError
+        if self.owner == owner:
+            self.owner = None
+            if self.releasing is not None:  # the answer is on its way for so long
+                await self.releasing()
+
+
+@pytest.mark.parametrize("releases", [1, 2])
+async def test_the_lease_ends_before_the_old_lock_and_ours_is_released_after_it(releases):
+    old, seen = Shelf(), []
+
+    async def releasing():
+        seen.append((lease.held, await locks.inspect("report") is not None))
+        await asyncio.sleep(0.2)
+        seen.append((lease.held, await locks.inspect("report") is not None))
+
+    async with connect(MemoryBackend()) as locks:
+        lease = await beside(locks.lock("report"), old).acquire()
+        old.releasing = releasing
+        await asyncio.gather(*(lease.release() for _ in range(releases)))
+        assert seen == [(False, True), (False, True)]
+        assert await locks.inspect("report") is None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_keeper_that_is_cancelled_ends_the_lease_and_the_old_lock_covers_its_body(begun):
+    old = Shelf()
+    async with connect(MemoryBackend()) as locks:
+        with pytest.raises(LeaseLostError) as lost:
+            async with beside(locks.lock("report"), old) as lease:
+                await asyncio.sleep(0.1 if begun else 0)
+                for task in asyncio.all_tasks():
+                    if task.get_name() == "fencing-old-lock":
+                        task.cancel()
+                try:
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    assert not lease.held
+                    assert old.taken, "no client of the old lock is inside with this body"
+        assert lost.value.reason is LossReason.CLOSED
+        await eventually(lambda: not_taken(old), what="the old lock is released")
+
+
+async def not_taken(old):
+    return not old.taken
+
+
+async def test_a_driver_that_cancels_itself_is_no_end_of_the_old_lock():
+    class Cancelled(Shelf):
+        async def renew(self, owner, ttl):
+            raise asyncio.CancelledError
+
+    old = Cancelled()
+    async with connect(MemoryBackend()) as locks:
+        with pytest.raises(LeaseLostError) as lost:
+            async with beside(locks.lock("report", ttl=0.6), old) as lease:
+                try:
+                    await lease.wait_lost()
+                finally:
+                    assert old.taken
+        assert lost.value.reason is LossReason.EXPIRED
+
+
+async def test_a_store_that_is_away_for_a_moment_gets_its_release():
+    old = Shelf()
+    async with connect(MemoryBackend()) as locks:
+        async with beside(locks.lock("report"), old):
+            old.errors = 5
+        await eventually(lambda: not_taken(old), what="the old lock is released")
+    assert old.errors == 0
+
+
+def test_a_waiter_of_python_redis_lock_is_woken_although_the_lock_has_expired(redis_server):
+    with redis.Redis.from_url(redis_server.url) as here:
+        asyncio.run(PythonRedisLock(here, "report").give_back("fencing-1"))
+        assert here.llen("lock-signal:report") == 1
+        here.set("lock:report", "another owner")
+        here.delete("lock-signal:report")
+        asyncio.run(PythonRedisLock(here, "report").give_back("fencing-1"))
+        assert here.exists("lock:report", "lock-signal:report") == 1
 
 
 @pytest.mark.parametrize("connected", [connect, fencing_sdk.sync.connect])
