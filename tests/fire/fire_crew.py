@@ -14,8 +14,10 @@ from typing import Any
 
 from child_processes import end, spawn, state
 from fire_network import Network, at_least
-from inside import BootClock, Recorder
 from patience import until
+
+from fencing_sdk._recording import Recorder
+from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 WORKER = Path(__file__).with_name("fire_worker.py")

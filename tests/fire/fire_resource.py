@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from inside import BootClock, Recorder
-
 from fencing_sdk import StaleTokenError
+from fencing_sdk._recording import Recorder
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.token import parse_token
 from fencing_sdk.guards.sql import SqlGuard
 

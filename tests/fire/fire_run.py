@@ -24,10 +24,10 @@ from fire_crew import CLOCK, Crew, Place
 from fire_network import FAULTS, Network
 from fire_resource import Resource
 from fire_store import Store
-from inside import Recorder
 from patience import until
 
 from fencing_sdk import FencingError, LockClient, connect
+from fencing_sdk._recording import Recorder
 from fencing_sdk.cli.recordings import Line, parse_line
 from fencing_sdk.testing.history import Report, check
 

@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from inside import BootClock, Recorder, state_of
-
 from fencing_sdk import AcquireTimeoutError, Lease, LeaseLostError, LockClient, StaleTokenError, connect
+from fencing_sdk._lease import state_of
+from fencing_sdk._recording import Recorder
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk._values.token import format_token
 from fencing_sdk.errors import BackendUnavailableError

@@ -158,7 +158,7 @@ def test_clients_of_quorum_behave_as_the_model(redis_binary: str):
 
 def test_no_backend_is_left_out():
     for builtin in BUILTIN.values():
-        assert f"test_{builtin.module.rpartition('.')[2]}" in globals()
+        assert f"test_clients_of_{builtin.module.rpartition('.')[2]}_behave_as_the_model" in globals()
 
 
 # The model would notice.

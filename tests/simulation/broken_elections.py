@@ -9,9 +9,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from inside import state_of
-
 from fencing_sdk._engine.draining import Draining
+from fencing_sdk._lease import state_of
 from fencing_sdk.recipes import election_term
 from fencing_sdk.recipes.election_term import TermBlock
 from tests.simulation.aims import cut_off

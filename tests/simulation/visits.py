@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from inside import state_of
-
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._lease import Lease
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.token import Token
 from fencing_sdk.errors import DrainingError, FencingError, LeaseLostError, StaleTokenError

@@ -207,7 +207,7 @@ class InspectShowsTheLastHolder(Sound):
 class InspectShowsTheOwner(Sound):
     async def inspect(self, name):
         holder = await super().inspect(name)
-        return holder and replace(holder, holder=only(self._table, name).owner)
+        return holder and replace(holder, id=only(self._table, name).owner)
 
 
 @caught_by("test_grants_outlive_the_object_that_asked_for_them")

@@ -275,7 +275,7 @@ async def test_a_lease_of_any_event_loop_ends_now(faulty_backend, end, reason, b
 
 async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end, monkeypatch):
     monkeypatch.setattr(_table, "LINE_POLL", 3600.0)
-    monkeypatch.setattr(acquisition, "_LONGEST_NAP", 3600.0)  # else it would find out by itself
+    monkeypatch.setattr(acquisition, "_LONGEST_PAUSE", 3600.0)  # else it would find out by itself
     async with connect(faulty_backend._backend) as locks:
         lease = await locks.lock(NAME, ttl=3600).acquire()
         next_one = asyncio.create_task(locks.lock(NAME, ttl=3600).acquire())

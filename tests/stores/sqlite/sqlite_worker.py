@@ -16,8 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from inside import BootClock
-
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends.sqlite import SqliteBackend, file

@@ -13,9 +13,8 @@ import os
 import sys
 import time
 
-from inside import state_of
-
 from fencing_sdk import FencingError, connect, current_lease
+from fencing_sdk._lease import state_of
 
 URL, LOG = sys.argv[1:3]
 SKEW, INTERVAL, AT_LEAST, TTL = map(float, sys.argv[3:7])

@@ -25,9 +25,8 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from inside import BootClock
-
 from fencing_sdk import BackendUnavailableError, Lease, LeaseLostError, connect
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.events import Acquired, Event, Lost, Renewed
 
 CLOCK = BootClock()

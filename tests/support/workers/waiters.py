@@ -12,9 +12,8 @@ It says "granted TASK TOKEN" for each grant, in the order of the grants, and "do
 import asyncio
 import sys
 
-from inside import BootClock
-
 from fencing_sdk import LockClient, connect
+from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 
