@@ -256,8 +256,6 @@ class Engine:
             await self.opening.wait()
         return await self._store_calls.ask(operation, call, _CALL_LIMIT)
 
-    # The keeper's side.
-
     async def renew(self, lease: LeaseState) -> None:
         """Renew one lease now."""
         self.check_usable()
@@ -265,10 +263,9 @@ class Engine:
 
     async def release(self, lease: LeaseState) -> None:
         """
-        Give *lease* back: once, for a bounded time, whatever cancels the caller meanwhile.
+        Release *lease* once, for a bounded time, whatever cancels the caller; park a lock that has to stay taken.
 
         The wait for a posted release has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
-        A lock that has to stay taken is parked instead.
 
         Raises:
             LeaseLostError: the store did not confirm that it keeps it.
@@ -279,12 +276,11 @@ class Engine:
         if lease.keep_for and lease.kept:
             await self.park(lease, lease.keep_for)
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
-            await self._releases.finish_behind(lease)
-            return  # in a forked child the lock belongs to its parent
-        await self._return(lease)
+            await self._releases.finish_behind(lease)  # in a forked child the lock belongs to its parent
+        else:
+            await self._return(lease)
 
     async def _return(self, lease: LeaseState) -> None:
-        """Give back *lease*, which was taken from those that are renewed."""
         if self._closing.begun:
             self._closing.look_again()
         flight, cancelled = self._releases.post(lease), None
@@ -312,16 +308,12 @@ class Engine:
         finally:
             if not ends_here or not self._releases.take(lease):
                 await self._releases.finish_behind(lease)
-            elif parking is None:
-                await self._return(lease)
             else:
-                await self._releases.park(lease, parking, lease.timing.ttl)
+                await (self._releases.park(lease, parking, lease.timing.ttl) if parking else self._return(lease))
 
     async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None:
         """
-        End *lease*, and let the store keep the lock until *seconds* after its grant, without this client.
-
-        Shielded from every cancellation, and bounded: by the deadline of the lease, or by *within* seconds.
+        End *lease*, and let the store keep the lock until *seconds* after its grant; shielded, and bounded by *within*.
 
         Raises:
             LeaseLostError: the lease is over; or the store did not confirm it in time, or refused.

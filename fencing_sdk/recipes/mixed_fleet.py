@@ -263,7 +263,7 @@ class OldHold:
         if self._asking is not None:
             await _ended(self._asking, self._kept)
             self._asking.cancel()
-        stop, pause = LoopClock().now() + getattr(self._old, "stays_for", self._kept), _FIRST_RETRY
+        stop, pause = LoopClock().now() + getattr(self._old, "_stays_for", self._kept), _FIRST_RETRY
         while True:
             giving = _start(called(self._old.give_back, self._owner))
             cancelled = await _ended(giving, RELEASE_LIMIT)

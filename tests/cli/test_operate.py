@@ -103,7 +103,7 @@ async def test_in_a_pipe_one_long_text_makes_no_other_line_longer(fencing: Fenci
 async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient):
     done = await asyncio.to_thread(fencing, "ls", "report/*")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "fencing: no lock matches 'report/*'\n"
+    assert done.stderr == "fencing: no held lock matches 'report/*'\n"
 
 
 async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, locks: LockClient):

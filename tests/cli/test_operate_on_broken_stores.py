@@ -182,8 +182,10 @@ def redis_user(*rules: str) -> Callable[[RedisBench], AbstractContextManager[str
 @contextlib.contextmanager
 def redis_replica(bench: RedisBench) -> Iterator[str]:
     bench.server.ask("REPLICAOF", HOST, 1)
-    yield bench.url
-    bench.server.ask("REPLICAOF", "NO", "ONE")
+    try:
+        yield bench.url
+    finally:  # the server is shared by all tests of this process
+        bench.server.ask("REPLICAOF", "NO", "ONE")
 
 
 class TestRedis(OnRedis, BrokenStoreSuite):
@@ -192,7 +194,7 @@ class TestRedis(OnRedis, BrokenStoreSuite):
         "wrong password": (wrong_login, "wrong user or password"),
         "no scripts": (redis_user("~*", "&*", "+@all", "-@scripting"), "the user may not run 'evalsha'"),
         "other keys": (redis_user("~other:*", "&*", "+@all"), "the user may not use a command or a key"),
-        "replica": (redis_replica, "a replica grants no locks"),
+        "replica": (redis_replica, "is a replica, not a master, and grants no locks"),
     }
     DENIED = "the user may not use a command or a key"
 
