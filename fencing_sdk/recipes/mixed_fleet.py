@@ -48,6 +48,7 @@ from fencing_sdk.errors import (
     LossReason,
     shown,
 )
+from fencing_sdk.recipes.old_locks import KazooLock
 
 LONGER = 1.5
 """How much longer than ours the old lock is kept without a renewal."""
@@ -263,7 +264,9 @@ class OldHold:
         if self._asking is not None:
             await _ended(self._asking, self._kept)
             self._asking.cancel()
-        stop, pause = LoopClock().now() + getattr(self._old, "_stays_for", self._kept), _FIRST_RETRY
+        # A node of kazoo has no ttl: it stays as long as the session.
+        stop = math.inf if isinstance(self._old, KazooLock) else LoopClock().now() + self._kept
+        pause = _FIRST_RETRY
         while True:
             giving = _start(called(self._old.give_back, self._owner))
             cancelled = await _ended(giving, RELEASE_LIMIT)

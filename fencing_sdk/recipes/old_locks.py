@@ -163,9 +163,6 @@ class KazooLock:
             lock, as no session can be made to live longer.
     """
 
-    _stays_for: ClassVar[float] = math.inf
-    """Seconds for which a release that fails is tried again: the node stays as long as the session."""
-
     def __init__(self, client: Any, path: str, *, session: float = 10.0) -> None:
         if not callable(getattr(client, "ensure_path_async", None)):
             msg = f"KazooLock() takes a KazooClient, not {shown(client)}"
