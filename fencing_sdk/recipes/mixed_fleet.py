@@ -10,8 +10,8 @@ A lock of this package and the lock of another library, held together while clie
 
 So there are three deployments, old -> both -> ours, each complete before the next one begins. Four rules:
 
-1. Ours is taken first and released last. Clients that take both stand in our line, and only its head asks for the old
-   lock.
+1. Ours is taken first and released last; a client that is closed releases both at once. Clients that take both stand
+   in our line, and only its head asks for the old lock.
 2. The old lock outlives our lease. It is taken for `LONGER` times our ttl, and renewed every third of the ttl while our
    lease is held. No renewal moves the deadline of our lease beyond the moment until which the old lock is surely held.
 3. If the old lock is lost, so is our lease: `LossReason.TAKEN_OVER`.
