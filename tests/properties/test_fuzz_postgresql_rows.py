@@ -12,7 +12,8 @@ from hypothesis import example, given
 from inside import TOKEN_LIMIT
 
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.postgresql.errors import CLASSES, CODES, ConnectionAbandonedError, translated
+from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError
+from fencing_sdk.backends.postgresql.errors import CLASSES, CODES, translated
 from fencing_sdk.errors import BackendError
 
 VALUES = st.one_of(

@@ -16,14 +16,11 @@ from fencing_sdk.backends._shared.error_translation import (
     Verdict,
     verdict_by_class,
 )
+from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError
 from fencing_sdk.backends.postgresql.connection import driver
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 BACKEND = "PostgresqlBackend"
-
-
-class ConnectionAbandonedError(Exception):
-    """The backend itself closed the connection, or gave up opening one. The outcome of the request is unknown."""
 
 
 class StandbyError(Exception):

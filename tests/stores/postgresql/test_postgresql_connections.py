@@ -270,7 +270,7 @@ async def test_connections_that_break_behind_the_proxy_cost_no_lease(pgbouncer, 
 
 async def test_no_state_is_left_in_the_sessions_of_others(pgbouncer, postgresql_server, monkeypatch):
     """What a call sets for itself must not reach the application that gets the connection next."""
-    queue = "fencing_sdk.backends.postgresql.connection.request_queue"
+    queue = "fencing_sdk.backends._shared.request_queue"
     monkeypatch.setattr(f"{queue}.SILENCE", PATIENCE)  # the proxy would end the server's session, too
     settings = (
         "lock_timeout",
@@ -553,7 +553,7 @@ async def test_a_permission_that_is_taken_away_ends_the_body_in_time(postgresql_
 @pytest.fixture
 def kept_connections(monkeypatch):
     """On a machine that stands still, no connection is closed whose place another client could take."""
-    monkeypatch.setattr("fencing_sdk.backends.postgresql.connection.request_queue.SILENCE", PATIENCE)
+    monkeypatch.setattr("fencing_sdk.backends._shared.request_queue.SILENCE", PATIENCE)
 
 
 async def test_a_connection_limit_that_is_reached_is_waited_for(postgresql_server, kept_connections):
