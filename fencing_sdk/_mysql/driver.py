@@ -1,0 +1,125 @@
+"""The part of asyncmy that is used, with types, and how a connection is set up: asyncmy has no types of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from fencing_sdk._mysql.url import MysqlUrl
+from fencing_sdk._values.drivers import imported_from
+
+with imported_from("mysql", "asyncmy"):
+    import asyncmy
+    import asyncmy.errors
+
+ServerError: type[Exception] = asyncmy.errors.MySQLError
+"""An error of the server, or of the driver; `code_of` returns its number."""
+
+Rows = Sequence[Sequence[Any]]
+LOCK_PATIENCE = 4
+"""Seconds that a statement waits for a row. The server's own default of 50 is longer than most leases."""
+_SETTINGS = (
+    # UNIX_TIMESTAMP meets an hour that comes twice in any other zone, and a text that is too long would be cut.
+    "SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES', "
+    f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {LOCK_PATIENCE}"
+)
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
+class DriverCursor(Protocol):
+    """A cursor of asyncmy."""
+
+    description: object
+
+    async def execute(self, query: str, /) -> object:
+        """Run a text, which may have several statements; the cursor shows the result of the first one."""
+        ...
+
+    async def fetchall(self) -> Rows:
+        """The rows of the result that the cursor shows."""
+        ...
+
+    async def nextset(self) -> object:
+        """Show the result of the next statement; return a false value after the last one."""
+        ...
+
+    async def close(self) -> object:
+        """Read what is left of the results."""
+        ...
+
+
+class DriverConnection(Protocol):
+    """A connection of asyncmy; it runs one text at a time."""
+
+    connected: bool
+
+    def cursor(self) -> DriverCursor:
+        """Make a cursor."""
+        ...
+
+    def thread_id(self) -> int:
+        """The server's number of the connection."""
+        ...
+
+    def get_server_info(self) -> str:
+        """The server's version, as ``8.4.3`` or ``10.11.6-MariaDB``."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection without a message to the server."""
+        ...
+
+    async def ensure_closed(self) -> None:
+        """Close the connection after a message to the server."""
+        ...
+
+
+async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: float) -> DriverConnection:
+    """
+    Open a connection to the first host of *url*, and set it up.
+
+    The caller bounds the time: asyncmy waits for an answer to its login for ever.
+
+    Raises:
+        Exception: the driver's error.
+    """
+    given = {**url.arguments(), "charset": "utf8mb4", "autocommit": True, "connect_timeout": patience, **arguments}
+    connection = cast("DriverConnection", await asyncmy.connect(**given))
+    try:
+        await ask(connection, _SETTINGS)
+        await ask(connection, _ISOLATION)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def ask(connection: DriverConnection, text: str) -> list[Rows]:
+    """
+    Run the statements of *text*, and return the rows of each; a statement that changes rows has none.
+
+    No value stands in a text but numbers and hexadecimal literals, and a '%' in it is only that.
+    """
+    cursor = connection.cursor()
+    await cursor.execute(text)
+    answers: list[Rows] = []
+    while True:
+        answers.append(await cursor.fetchall() if cursor.description else ())
+        if not await cursor.nextset():
+            return answers
+
+
+def code_of(error: BaseException) -> int:
+    """Return the number of an error of the server or the driver; 0 for any other error."""
+    code = error.args[0] if isinstance(error, ServerError) and error.args else 0
+    return code if isinstance(code, int) else 0
+
+
+def hexadecimal(text: str) -> str:
+    """
+    Write *text* as a literal that no quoting mode can change: its bytes in UTF-8.
+
+    Raises:
+        UnicodeError: *text* has a lone surrogate.
+    """
+    return f"x'{text.encode().hex()}'"
