@@ -26,7 +26,7 @@ _SETTINGS = (
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
-class DriverCursor(Protocol):
+class MysqlDriverCursor(Protocol):
     """A cursor of asyncmy."""
 
     description: object
@@ -48,12 +48,12 @@ class DriverCursor(Protocol):
         ...
 
 
-class DriverConnection(Protocol):
+class MysqlDriverConnection(Protocol):
     """A connection of asyncmy; it runs one text at a time."""
 
     connected: bool
 
-    def cursor(self) -> DriverCursor:
+    def cursor(self) -> MysqlDriverCursor:
         """Make a cursor."""
         ...
 
@@ -74,7 +74,7 @@ class DriverConnection(Protocol):
         ...
 
 
-async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: float) -> DriverConnection:
+async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: float) -> MysqlDriverConnection:
     """
     Open a connection to the first host of *url*, and set it up.
 
@@ -84,7 +84,7 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
         Exception: the driver's error.
     """
     given = {**url.arguments(), "charset": "utf8mb4", "autocommit": True, "connect_timeout": patience, **arguments}
-    connection = cast("DriverConnection", await asyncmy.connect(**given))
+    connection = cast("MysqlDriverConnection", await asyncmy.connect(**given))
     try:
         await ask(connection, _SETTINGS)
         await ask(connection, _ISOLATION)
@@ -94,7 +94,7 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
     return connection
 
 
-async def ask(connection: DriverConnection, text: str) -> list[Rows]:
+async def ask(connection: MysqlDriverConnection, text: str) -> list[Rows]:
     """
     Run the statements of *text*, and return the rows of each; a statement that changes rows has none.
 
