@@ -99,6 +99,7 @@ def _asks_for_a_server(function: Callable[..., object]) -> bool:
 
 SERVER_PROGRAMS = {
     *("redis-server", "redis-sentinel", "valkey-server", "initdb", "postgres", "pg_ctl", "pgbouncer", "etcd", "java"),
+    *("mariadbd", "mariadb-install-db", "mysqld"),
     *("openssl", "cc", "promtool", "systemd-analyze", "kubectl"),
 }
 _test_without_servers: pytest.Item | None = None

@@ -126,6 +126,7 @@ EXTRAS = {
     "": nothing,
     "cli": cli,
     "fastapi": lambda: asyncio.run(fastapi()),
+    "mysql": lambda: __import__("asyncmy"),
     "opentelemetry": opentelemetry,
     "postgresql": lambda: reach(f"postgresql://u@{NOWHERE}/db"),
     "prometheus": prometheus,
