@@ -87,7 +87,7 @@ def _use(used: IO[str], path: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make(flavour: str, server: str, folder: Path) -> None:
-    command = [server, "--no-defaults", "--initialize-insecure", "--innodb-redo-log-capacity=8M"]
+    command = [server, "--no-defaults", "--initialize-insecure", "--innodb-redo-log-capacity=16M"]
     if flavour == "mariadb":
         command = ["mariadb-install-db", "--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
         command += ["--innodb-log-file-size=4M"]

@@ -46,7 +46,7 @@ QUICK: dict[str, Setting] = {
 
 QUICK_OF: dict[str, dict[str, Setting]] = {
     "mariadb": {"innodb_log_file_size": "4M", "aria_pagecache_buffer_size": "2M"},
-    "mysql": {"innodb_redo_log_capacity": "8M", "mysqlx": False},
+    "mysql": {"innodb_redo_log_capacity": "16M", "mysqlx": False, "secure_file_priv": "NULL"},
 }
 
 FIRST_STATEMENTS = rf"""
