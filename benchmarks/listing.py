@@ -77,14 +77,14 @@ async def stores() -> AsyncIterator[list[Store]]:
 
 async def copy_in_sqlite(path: Path, count: int) -> None:
     numbers = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count - 1}) SELECT n FROM s"
-    others = "owner, token, boot, renewed, expires, metadata"
+    others = "owner, token, boot, renewed, expires, label"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute(COPIES.format(table="fencing_lock", others=others, numbers=numbers))
 
 
 async def copy_in_postgresql(server: PostgresqlServer, count: int) -> None:
     numbers = f"SELECT n FROM generate_series(1, {count - 1}) n"
-    others = "owner, token, expires_at, metadata"
+    others = "owner, token, expires_at, label"
     await server.execute(COPIES.format(table="fencing.fencing_lock", others=others, numbers=numbers))
 
 

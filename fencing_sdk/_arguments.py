@@ -16,7 +16,7 @@ from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Backoff
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.clock import BootClock, Clock
-from fencing_sdk._values.reports import METADATA_LIMIT
+from fencing_sdk._values.reports import LABEL_LIMIT
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Backend, Guard, SupportsShares
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
@@ -35,7 +35,7 @@ class LockOptions(TypedDict, total=False):
     max_hold: Seconds | None
     fences: Sequence[Fence]
     backoff: Backoff
-    metadata: str | None
+    label: str | None
 
 
 class ElectionOptions(TypedDict, total=False):
@@ -48,7 +48,7 @@ class ElectionOptions(TypedDict, total=False):
     max_hold: Seconds | None
     fences: Sequence[Fence]
     backoff: Backoff
-    metadata: str | None
+    label: str | None
 
 
 _REDIS_CLIENT = "write connect(RedisBackend(client)), with RedisBackend from fencing_sdk.backends.redis"
@@ -120,18 +120,18 @@ def check_backoff(backoff: object) -> Backoff:
     return backoff
 
 
-def check_metadata(metadata: object) -> str | None:
+def check_label(label: object) -> str | None:
     """Return a text that every store can keep."""
-    if metadata is None:
+    if label is None:
         return None
     if (
-        not isinstance(metadata, str)
-        or len(metadata) > METADATA_LIMIT
-        or any(char == "\0" or unicodedata.category(char) == "Cs" for char in metadata)
+        not isinstance(label, str)
+        or len(label) > LABEL_LIMIT
+        or any(char == "\0" or unicodedata.category(char) == "Cs" for char in label)
     ):
-        msg = f"metadata must be a str of at most {METADATA_LIMIT} characters without NUL and lone surrogates"
+        msg = f"label must be a str of at most {LABEL_LIMIT} characters without NUL and lone surrogates"
         raise ConfigurationError(msg)
-    return metadata
+    return label
 
 
 def check_fences(fences: object) -> tuple[tuple[Guard, str | None], ...]:

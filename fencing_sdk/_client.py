@@ -23,7 +23,7 @@ from fencing_sdk._arguments import (
     check_clock,
     check_fences,
     check_flag,
-    check_metadata,
+    check_label,
     check_threads_are_real,
 )
 from fencing_sdk._client_operating import OperatingClient
@@ -76,7 +76,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         open_wait: Seconds for which opening the client waits for a store that is away. 0, the default, asks once. None
             asks nothing: the first lock opens the connection, and its ``wait`` counts for both.
 
-        metadata: The metadata of every lock that has none of its own. The default is a JSON object: host, process id
+        label: The label of every lock without one of its own. The default is a JSON object: host, process id
             and the name of the program without its arguments. ``""`` stores nothing.
 
     Raises:
@@ -95,7 +95,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         watch_stalls: bool = True,
         drain: Seconds | None = None,
         open_wait: Seconds | None = 0.0,
-        metadata: str | None = None,
+        label: str | None = None,
     ) -> None:
         check_threads_are_real()
         check_backend(backend)
@@ -107,7 +107,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._watch_stalls = check_flag(watch_stalls, "watch_stalls")
         self._drain = None if drain is None else seconds(drain, "drain")
         self._open_wait = None if open_wait is None else seconds(open_wait, "open_wait")
-        self._metadata = check_metadata(metadata)
+        self._label = check_label(label)
         self._engine: Engine | None = None
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         max_hold: Seconds | None = None,
         fences: Sequence[Fence] = NO_FENCES,
         backoff: Backoff = DEFAULT_BACKOFF,
-        metadata: str | None = None,
+        label: str | None = None,
     ) -> Lock:
         """
         Describe how to hold *name*; nothing is sent until the lock is entered.
@@ -200,7 +200,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
             backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
 
-            metadata: A text that `inspect` shows to others instead of the client's. Not a place for secrets.
+            label: A text that `inspect` shows to others instead of the client's. Not a place for secrets.
 
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
@@ -216,8 +216,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         store_name = in_namespace(self._namespace, name) if self._namespace else name
         wait = None if wait is None else patience(wait)
         backoff = backoff if backoff is DEFAULT_BACKOFF else check_backoff(backoff)
-        metadata = self._metadata if metadata is None else check_metadata(metadata)
-        terms = Terms(name, store_name, timing, wait, backoff, metadata)
+        label = self._label if label is None else check_label(label)
+        terms = Terms(name, store_name, timing, wait, backoff, label)
         return Lock(self._opened, terms, fences if fences is NO_FENCES else check_fences(fences))
 
     def multilock(self, *names: str, **options: Unpack[LockOptions]) -> MultiLock:
@@ -424,7 +424,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         from fencing_sdk.recipes.jobs import Jobs
 
-        jobs = Jobs(self.lock, self._observers, self._clock, self._metadata)
+        jobs = Jobs(self.lock, self._observers, self._clock, self._label)
         return jobs.decorator(name, at_least_for, at_least_on, options)
 
     async def inspect(self, name: str) -> Holder | None:

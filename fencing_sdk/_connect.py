@@ -30,7 +30,7 @@ def connect(
     watch_stalls: bool = True,
     drain: Seconds | None = None,
     open_wait: Seconds | None = 0.0,
-    metadata: str | None = None,
+    label: str | None = None,
     **options: object,
 ) -> LockClient:
     """
@@ -59,7 +59,7 @@ def connect(
         open_wait: Seconds for which opening the client waits for a store that is away. 0, the default, asks once. None
             asks nothing: the first lock opens the connection, and its ``wait`` counts for both.
 
-        metadata: The metadata of every lock that has none of its own: see `LockClient`. Not a place for secrets.
+        label: The label of every lock without one of its own: see `LockClient`. Not a place for secrets.
 
         **options: Options of the backend, as they may also stand in the URL's query.
 
@@ -96,7 +96,7 @@ def connect(
         watch_stalls=watch_stalls,
         drain=drain,
         open_wait=open_wait,
-        metadata=metadata,
+        label=label,
     )
 
 

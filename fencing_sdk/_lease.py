@@ -64,9 +64,9 @@ class AnyLease(Uncopied):
         return self._state.holder
 
     @property
-    def metadata(self) -> str | None:
+    def label(self) -> str | None:
         """The text that `LockClient.inspect` shows to others."""
-        return self._state.claim.metadata
+        return self._state.claim.label
 
     @property
     def ttl(self) -> float:

@@ -89,7 +89,7 @@ def prometheus() -> None:
 
     from fencing_sdk.integrations.prometheus import PrometheusMetrics
 
-    hold("memory://", observers=[PrometheusMetrics(label=str)])
+    hold("memory://", observers=[PrometheusMetrics(lock_label=str)])
     assert b'fencing_hold_seconds_count{lock="a",recipe="lock"} 1.0' in prometheus_client.generate_latest()
 
 

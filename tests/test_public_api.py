@@ -170,7 +170,7 @@ SHOWN = {
         "held",
         "holder",
         "lost_reason",
-        "metadata",
+        "label",
         "name",
         "owner",
         "release",
@@ -211,10 +211,10 @@ SHOWN = {
         "rwlock",
         "semaphore",
     },
-    "Holder": {"held_for", "id", "metadata", "mode", "name", "permit", "remaining", "token", "waiters"},
+    "Holder": {"held_for", "id", "label", "mode", "name", "permit", "remaining", "token", "waiters"},
     "Status": {"draining", "leader_of", "least_remaining", "leases", "open", "since_answer"},
     "Token": public(int),
-    "Waiting": {"id", "metadata", "mode", "waiting_for"},
+    "Waiting": {"id", "label", "mode", "waiting_for"},
 }
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""

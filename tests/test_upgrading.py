@@ -30,7 +30,7 @@ HELD_BY = {
     ],
     "| a quorum of Redis, Kahuna |": [
         "test_upgrading.py::test_what_a_quorum_stores_has_one_form",
-        "stores/kahuna/test_kahuna_requests.py::test_owner_and_metadata_travel_together_and_come_apart_again",
+        "stores/kahuna/test_kahuna_requests.py::test_owner_and_label_travel_together_and_come_apart_again",
     ],
     "* `fencing init` may be run again": [
         "cli/test_init.py::test_the_tables_are_created_and_a_second_time_changes_nothing",
@@ -78,4 +78,4 @@ def test_no_other_page_forbids_what_this_one_allows():
 
 def test_what_a_quorum_stores_has_one_form():
     seen = read_hold([b"owner\x007\x0034\x002\x00=worker 3", 1500])
-    assert (seen.owner, seen.token, seen.left, seen.metadata, seen.attempt) == ("owner", 34, 1.5, "worker 3", 2)
+    assert (seen.owner, seen.token, seen.left, seen.label, seen.attempt) == ("owner", 34, 1.5, "worker 3", 2)

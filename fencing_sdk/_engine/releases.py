@@ -258,7 +258,7 @@ class Parking:
         under_way = lease.due_at >= lease.deadline  # no beat is planned: a renewal has no answer yet
         self._overtaken = under_way or bool(lease.loss_detail) or bool(lease.unanswered_calls)
         claim = lease.claim
-        self._heir = Claim(claim.name, claim.ttl, None, say_ended(claim.metadata), claim.mode)
+        self._heir = Claim(claim.name, claim.ttl, None, say_ended(claim.label), claim.mode)
         self._transfer = backend.transfer if isinstance(backend, SupportsTransfer) else None
         self._heir_may_hold = False
         self._problem: BackendError | None = None

@@ -12,7 +12,7 @@ from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._lease import AnyLease
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import LOCK, Claim, Mode
-from fencing_sdk._values.reports import metadata_of
+from fencing_sdk._values.reports import label_of
 from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Timing
 from fencing_sdk._values.token import Token
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
     timing: Timing
     wait: float | None
     backoff: Backoff
-    metadata: str | None = None
+    label: str | None = None
     """What others see beside the grant; None for the facts about this process."""
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
@@ -68,7 +68,7 @@ class Terms(NamedTuple):
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, None, metadata_of(self.metadata) or None, self.mode)
+        return Claim(self.store_name, self.timing.ttl, None, label_of(self.label) or None, self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""

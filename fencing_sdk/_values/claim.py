@@ -191,19 +191,19 @@ class Claim:
     ttl: float
     owner: str = field(repr=False)
     """128 random bits, never shown: they are enough to release the lock."""
-    metadata: str | None
+    label: str | None
     """Shown by `LockClient.inspect` to other clients."""
     mode: Mode
     """How it holds the name. Only a `fencing_sdk.abc.SupportsShares` gets claims of another mode than `LOCK`."""
 
     def __init__(
-        self, name: str, ttl: float, owner: str | None = None, metadata: str | None = None, mode: Mode = LOCK
+        self, name: str, ttl: float, owner: str | None = None, label: str | None = None, mode: Mode = LOCK
     ) -> None:
         # Every acquisition makes one: the slots are set directly, at half of what a frozen dataclass takes.
         _set_name(self, name)
         _set_ttl(self, ttl)
         _set_owner(self, new_owner() if owner is None else owner)
-        _set_metadata(self, metadata)
+        _set_label(self, label)
         _set_mode(self, mode)
 
     @property
@@ -220,7 +220,7 @@ class Claim:
         return holder_of(f"readers\0{self.name}\0{token:d}") if self.mode == READER else self.holder
 
 
-_set_name, _set_ttl, _set_owner, _set_metadata, _set_mode = (vars(Claim)[part.name].__set__ for part in fields(Claim))
+_set_name, _set_ttl, _set_owner, _set_label, _set_mode = (vars(Claim)[part.name].__set__ for part in fields(Claim))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -326,7 +326,7 @@ class Holder:
     """The public digest of its owner id, as in `Lease.holder`."""
     remaining: float
     """Seconds until the store would hand the lock on without a renewal."""
-    metadata: str | None = None
+    label: str | None = None
     mode: Mode = LOCK
     permit: int | None = None
     """The number of the permit, where the mode is a `Permit`."""
@@ -346,7 +346,7 @@ class Waiting:
     """How it wants to hold the name."""
     waiting_for: float | None = None
     """Seconds since it joined the line; None where the store does not know."""
-    metadata: str | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

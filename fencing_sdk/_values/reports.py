@@ -1,11 +1,11 @@
 """
 What is reported of clients, stores and holders: to health endpoints, by a diagnosis, and to other clients.
 
-A client stores facts about its holder with each grant unless it has other `metadata`: host, process id, and the
+A client stores facts about its holder with each grant unless it has a `label` of its own: host, process id, and the
 name of the program without its folder and its arguments, which may hold passwords. They are ASCII, so every database
 keeps them.
 
-A job that keeps its lock writes that into the metadata of its grant, with its ttl. Where the grant passes on at the
+A job that keeps its lock writes that into the label of its grant, with its ttl. Where the grant passes on at the
 end of the run, the note is changed to one of a run that has ended. Elsewhere a lock that has more time left than any
 renewal gives has been kept for good, so nothing runs under it.
 """
@@ -103,8 +103,8 @@ def is_local(host: str) -> bool:
     return host in {"localhost", "::1", ""} or host.startswith(("127.", "/"))
 
 
-METADATA_LIMIT = 1024
-"""Characters of metadata a store keeps beside a grant."""
+LABEL_LIMIT = 1024
+"""Characters of a label, which a store keeps beside a grant."""
 
 _SHOWN = 64
 """Characters of a name. Two of them, with every one escaped, stay below what a store keeps, also behind a note."""
@@ -116,7 +116,7 @@ _NOTE = re.compile(
 )
 
 
-def metadata_of(*given: str | None) -> str:
+def label_of(*given: str | None) -> str:
     """Return the first text that was *given*, or else the facts about this process."""
     for text in given:
         if text is not None:
@@ -149,23 +149,23 @@ def harmless(name: str) -> str:
     return "".join(char if char.isprintable() and char <= "\uffff" else "?" for char in name[:_SHOWN])
 
 
-def say_kept(metadata: str, at_least_for: float, ttl: float) -> str:
+def say_kept(label: str, at_least_for: float, ttl: float) -> str:
     """
-    Return the *metadata* of a run that begins now, with a note until when its lock is kept after it.
+    Return the *label* of a run that begins now, with a note until when its lock is kept after it.
 
     The time is that of this host's wall clock.
     """
     note = f"when its run has ended, kept until {_iso(wall_seconds() + at_least_for)} (ttl {ttl:.12g} s)"
-    return f"{note}; {metadata}"[:METADATA_LIMIT] if metadata else note
+    return f"{note}; {label}"[:LABEL_LIMIT] if label else note
 
 
-def say_ended(metadata: str | None) -> str | None:
-    """Return *metadata* with the note of `say_kept`, if there is one, changed to that of a run that has ended."""
-    return metadata.removeprefix("when ") if metadata is not None and _NOTE.fullmatch(metadata) else metadata
+def say_ended(label: str | None) -> str | None:
+    """Return *label* with the note of `say_kept`, if there is one, changed to that of a run that has ended."""
+    return label.removeprefix("when ") if label is not None and _NOTE.fullmatch(label) else label
 
 
 class HolderFacts(NamedTuple):
-    """What the metadata of a holder say. Others wrote them: all but *text* is made harmless."""
+    """What the label of a holder says. Another client wrote it, so all but *text* is made harmless."""
 
     kept_until: str | None
     """When the lock will be free, as the holder wrote it, if the lock is kept after its run has ended."""
@@ -186,8 +186,8 @@ NOTHING_KNOWN = HolderFacts(None, "", None, "")
 
 
 def read_facts(held: Holder | Waiting) -> HolderFacts:
-    """Return what the metadata of a holder, or of a waiter, say."""
-    text, kept_until, state = held.metadata or "", None, ""
+    """Return what the label of a holder, or of a waiter, says."""
+    text, kept_until, state = held.label or "", None, ""
     remaining, held_for = (held.remaining, held.held_for) if isinstance(held, Holder) else (0.0, None)
     if note := _NOTE.fullmatch(text):
         ended, until, ttl, text = note[1] is None, note[2], float(note[3]), note[4] or ""

@@ -333,7 +333,7 @@ class SupportsTransfer(Protocol):
 
     async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
         """
-        Give the grant of ``of.owner`` to ``to.owner``: its mode and permit, with the ttl and the metadata of *to*.
+        Give the grant of ``of.owner`` to ``to.owner``: its mode and permit, with the ttl and the label of *to*.
 
         Idempotent: if ``to.owner`` holds already, its ttl is restarted. The token is higher than every earlier one of
         the name, except that readers keep the token that they share. Waiters keep their places, and are not woken. From

@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
         verbose=given.verbose,
     )
     times = {"ttl": given.ttl, "wait": given.wait, "max_hold": given.max_hold}
-    return run_job(job, lock, where=given.where, metadata=given.metadata, **times)
+    return run_job(job, lock, where=given.where, label=given.label, **times)
 
 
 def _run_arguments() -> Arguments:
@@ -149,7 +149,7 @@ def _run_arguments() -> Arguments:
     )
     parser.option("--on-loss", about, choices=get_args(OnLoss), default="term")
     about = "What others see when they look up the holder. Default: host, process id, name of the command, start."
-    parser.option("--metadata", about)
+    parser.option("--label", about)
     about = "How many commands may hold the lock at the same time, each with a number of its own."
     parser.option("--permits", about, type=parse_number)
     parser.flag("--shared", "Hold the lock together with all others who share it, and with no one else.")

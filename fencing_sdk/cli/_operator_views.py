@@ -54,7 +54,7 @@ def look(
 
 
 def readable(text: str) -> str:
-    """*text* as it is, or escaped if it could move a terminal's cursor: names and metadata come from others."""
+    """*text* as it is, or escaped if it could move a terminal's cursor: names and labels come from others."""
     return text if text.isprintable() else shown(text)
 
 
@@ -88,7 +88,7 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
             "holder": held.id,
             "mode": held.mode.word,
             "waiting_for": held.waiting_for,
-            "metadata": held.metadata,
+            "label": held.label,
         }
     return {
         "name": held.name,
@@ -99,7 +99,7 @@ def as_fields(held: Holder | Waiting) -> dict[str, object]:
         "remaining": held.remaining,
         "held_for": held.held_for,
         "waiters": held.waiters,
-        "metadata": held.metadata,
+        "label": held.label,
         "kept_until": read_facts(held).kept_until,
     }
 

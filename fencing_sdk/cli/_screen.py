@@ -54,7 +54,7 @@ def table_of(rows: Iterable[Sequence[str]]) -> Table:
     table.add_column("HOLDER", no_wrap=True)
     for heading in NUMBERS:
         table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("METADATA", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
+    table.add_column("LABEL", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -73,7 +73,7 @@ def facts_of(holder: Holder) -> Table:
     facts.add_row("time left", span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
     if said.state:
         facts.add_row("state", said.state)
-    facts.add_row("metadata", Text(said.who or readable(said.text or "-")))
+    facts.add_row("label", Text(said.who or readable(said.text or "-")))
     return facts
 
 

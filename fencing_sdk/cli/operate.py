@@ -35,7 +35,7 @@ from fencing_sdk.cli._streams import Exit, say, write_out
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
 NOT_BROKEN = 1
-_HEADINGS = ("NAME", "HOLDER", *NUMBERS, "METADATA")
+_HEADINGS = ("NAME", "HOLDER", *NUMBERS, "LABEL")
 _ALIGNED = 60
 """Columns up to which a text in a pipe is filled up with spaces. A longer one moves its own line only."""
 _PATIENCE = 30.0
@@ -92,8 +92,8 @@ def _print_table(rows: Sequence[Holder]) -> None:
 def _cells(row: Holder) -> Sequence[str]:
     name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
     waiting = "-" if row.waiters is None else str(row.waiters)
-    held, left, metadata = span(row.held_for), span(row.remaining), readable(read_facts(row).summary)
-    return name, row.id, str(row.token), held, left, waiting, metadata
+    held, left, label = span(row.held_for), span(row.remaining), readable(read_facts(row).summary)
+    return name, row.id, str(row.token), held, left, waiting, label
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:

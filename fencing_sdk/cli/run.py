@@ -114,7 +114,7 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
     """
     Run *job* under the lock, in the store that is named or the default one, and return the exit code.
 
-    Without ``metadata`` among the *options*, others see where the job runs and since when.
+    Without a ``label`` among the *options*, others see where the job runs and since when.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -126,12 +126,12 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
         return Exit.UNAVAILABLE
     if store.warning:
         say(store.warning)
-    metadata = options.get("metadata")
-    if metadata is None:
-        metadata = facts_about_command(job.program)
+    label = options.get("label")
+    if label is None:
+        label = facts_about_command(job.program)
     if job.at_least:
-        metadata = say_kept(metadata, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
-    options["metadata"] = metadata
+        label = say_kept(label, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
+    options["label"] = label
     return asyncio.run(supervise(job, lock_name, store=store, **options))
 
 

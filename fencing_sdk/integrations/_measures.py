@@ -42,9 +42,9 @@ from fencing_sdk.events import (
     StaleRejected,
 )
 
-__all__ = ["Label", "MetricsObserver", "Series", "labels_of"]
+__all__ = ["LockLabel", "MetricsObserver", "Series", "lock_labels"]
 
-Label = Callable[[str], str]
+LockLabel = Callable[[str], str]
 """From a name that no template made to the label ``lock``, of which there should be few. ``str`` keeps the name."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -83,19 +83,19 @@ def _from_the_start(recipe: str) -> Iterator[tuple[str, str]]:
             yield from ((what, word) for word in (detail[1] if detail else ("",)))
 
 
-def labels_of(label: object) -> Label:
+def lock_labels(lock_label: object) -> LockLabel:
     """
-    Return what makes the label of every name: its template, or *label* where it has none. None means ``other``.
+    Return what makes the label of every name: its template, or *lock_label* where it has none. None means ``other``.
 
     Raises:
-        ConfigurationError: *label* is not callable.
+        ConfigurationError: *lock_label* is not callable.
     """
-    if label is None:
+    if lock_label is None:
         return lambda name: template_of(name) or "other"
-    if not callable(label):
-        msg = f"label must be a callable that makes a label of a lock name, such as label=str, not {shown(label)}"
+    if not callable(lock_label):
+        msg = f"lock_label must be a callable that makes a label of a lock name, such as str, not {shown(lock_label)}"
         raise ConfigurationError(msg)
-    return lambda name: template_of(name) or label(name)
+    return lambda name: template_of(name) or lock_label(name)
 
 
 @dataclass(slots=True)
@@ -120,9 +120,9 @@ class Series:
 class MetricsObserver(Meter):
     """An observer that moves the `Series` of each lock and recipe; *make* makes those that were not seen before."""
 
-    def __init__(self, make: Callable[[str, str], Series], label: Label | None) -> None:
+    def __init__(self, make: Callable[[str, str], Series], lock_label: LockLabel | None) -> None:
         self._make = make
-        self._label = labels_of(label)
+        self._label = lock_labels(lock_label)
         self.made: dict[tuple[str, str], Series] = {}
         """By the label and the recipe."""
         self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too

@@ -34,7 +34,7 @@ from fencing_sdk.events import (
     RenewalLate,
     StaleRejected,
 )
-from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, Label, MetricsObserver, Series, labels_of
+from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, LockLabel, MetricsObserver, Series, lock_labels
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans"]
 
@@ -60,16 +60,16 @@ class OpenTelemetrySpans:
     Args:
         tracer_provider: Where the spans are made; the global one by default.
 
-        label: From a name that no template made to what the span's name says of it: ``other`` by default. The span of
-            a decorated name says the template.
+        lock_label: From a name that no template made to what the span's name says of it: ``other`` by default. The span
+            of a decorated name says the template.
 
     Raises:
-        ConfigurationError: *label* is not callable.
+        ConfigurationError: *lock_label* is not callable.
     """
 
-    def __init__(self, *, tracer_provider: TracerProvider | None = None, label: Label | None = None) -> None:
+    def __init__(self, *, tracer_provider: TracerProvider | None = None, lock_label: LockLabel | None = None) -> None:
         self._tracer = get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self._label = labels_of(label)
+        self._label = lock_labels(lock_label)
         self._spans: dict[str, tuple[Span, Context]] = {}
 
     def __call__(self, event: Event) -> None:
@@ -132,16 +132,16 @@ class OpenTelemetryMetrics(MetricsObserver):
     Args:
         meter_provider: Where the metrics are kept; the global one by default.
 
-        label: From a name that no template made to its attribute ``lock``, which is ``other`` by default. ``label=str``
+        lock_label: From a name that no template made to its attribute ``lock``, which is ``other`` by default. ``str``
             keeps every such name: each is then a series of its own. The label of a decorated name is its template,
             such as ``report/{report_id}``.
 
     Raises:
-        ConfigurationError: *label* is not callable.
+        ConfigurationError: *lock_label* is not callable.
     """
 
-    def __init__(self, *, meter_provider: MeterProvider | None = None, label: Label | None = None) -> None:
-        super().__init__(self._of, label)
+    def __init__(self, *, meter_provider: MeterProvider | None = None, lock_label: LockLabel | None = None) -> None:
+        super().__init__(self._of, lock_label)
         self._meter = get_meter(_SCOPE, meter_provider=meter_provider)
         self._wait, self._hold = self._histogram("wait"), self._histogram("hold")
         self._spare = self._histogram("spare")

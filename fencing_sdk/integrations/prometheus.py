@@ -16,7 +16,7 @@ with imported_from("prometheus", "prometheus_client"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, Label, MetricsObserver, Series
+from fencing_sdk.integrations._measures import COUNTED, HELP, SECONDS, LockLabel, MetricsObserver, Series
 
 __all__ = ["PrometheusMetrics"]
 
@@ -36,16 +36,16 @@ class PrometheusMetrics(MetricsObserver):
     Args:
         registry: Where the metrics are registered; that of ``prometheus_client.REGISTRY`` by default.
 
-        label: From a name that no template made to its label ``lock``, which is ``other`` by default. ``label=str``
+        lock_label: From a name that no template made to its label ``lock``, which is ``other`` by default. ``str``
             keeps every such name: each is then a series of its own. The label of a decorated name is its template,
             such as ``report/{report_id}``.
 
     Raises:
-        ConfigurationError: *label* is not callable, or *registry* is not a registry or has these metrics already.
+        ConfigurationError: *lock_label* is not callable, or *registry* is not a registry or has these metrics already.
     """
 
-    def __init__(self, *, registry: CollectorRegistry = REGISTRY, label: Label | None = None) -> None:
-        super().__init__(self._of, label)
+    def __init__(self, *, registry: CollectorRegistry = REGISTRY, lock_label: LockLabel | None = None) -> None:
+        super().__init__(self._of, lock_label)
         checked = _check_registry(registry)
         try:
             self._register(checked)

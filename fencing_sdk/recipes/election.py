@@ -121,7 +121,7 @@ class Election(Uncopied):
         """
         Return the leader, here or elsewhere, or None. An answer may be outdated when it arrives.
 
-        ``leader.metadata`` is the ``metadata=`` of the leader's election, or of its client.
+        ``leader.label`` is the ``label=`` of the leader's election, or of its client.
 
         Raises:
             BackendError: the store did not answer, or refused.

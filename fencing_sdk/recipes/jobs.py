@@ -31,7 +31,7 @@ from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.claim import LockName, check_name, name_for
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers
-from fencing_sdk._values.reports import metadata_of, say_kept
+from fencing_sdk._values.reports import label_of, say_kept
 from fencing_sdk._values.timing import DEFAULT_TTL, MAX_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.events import JobEnded, JobOutcome
@@ -87,11 +87,9 @@ JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
 class Jobs:
     """Decorates functions with locks of one client."""
 
-    def __init__(
-        self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock, metadata: str | None
-    ) -> None:
+    def __init__(self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock, label: str | None) -> None:
         self._make_lock = make_lock
-        self._metadata = metadata
+        self._label = label
         self._observers = observers
         self._clock = clock
 
@@ -121,8 +119,8 @@ class Jobs:
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                metadata = say_kept(metadata_of(options.get("metadata"), self._metadata), least, ttl)
-                described = options | {"metadata": metadata}
+                label = say_kept(label_of(options.get("label"), self._label), least, ttl)
+                described = options | {"label": label}
                 lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described)
                 call = _JobCall(self._observers, self._clock, lock.name, least, at_least_on)
                 return await call.run(lock, functools.partial(function, *args, **kwargs))

@@ -66,7 +66,7 @@ def connect(
     watch_stalls: bool = True,
     drain: Seconds | None = None,
     open_wait: Seconds | None = 0.0,
-    metadata: str | None = None,
+    label: str | None = None,
     **options: object,
 ) -> LockClient:
     """
@@ -90,7 +90,7 @@ def connect(
             watch_stalls=watch_stalls,
             drain=drain,
             open_wait=open_wait,
-            metadata=metadata,
+            label=label,
             **options,
         )
     )

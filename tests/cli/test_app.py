@@ -31,7 +31,7 @@ from fencing_sdk import __version__
         (["run", "job", "--wait", "soon", "--", "true"], "or a number of seconds, or: forever, not 'soon'"),
         (["run", "job", "--max-hold", "soon", "--", "true"], "--max-hold: expected a duration such as 90s, 5m or 1h"),
         (["run", "job", "--max-hold", "0", "--", "true"], "max_hold must be more than 0 s, got 0"),
-        (["run", "job", "--metadata", "x" * 1025, "--", "true"], "metadata must be a str of at most 1024 characters"),
+        (["run", "job", "--label", "x" * 1025, "--", "true"], "label must be a str of at most 1024 characters"),
         (["run", "job", "--on-loss", "cry", "--", "true"], "kill"),
         (["run", "job", "--url", "nosuch://x", "--", "true"], "no backend for 'nosuch' URLs"),
         (["run", "job", "--url", "memory://", "--", "true"], "only inside one process"),

@@ -37,11 +37,11 @@ async def locks(fencing: Fencing) -> AsyncIterator[LockClient]:
 
 
 async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, locks: LockClient):
-    async with locks.lock("report/7", metadata="worker 3") as lease, locks.lock("seats/1", metadata=""):
+    async with locks.lock("report/7", label="worker 3") as lease, locks.lock("seats/1", label=""):
         done = await asyncio.to_thread(fencing, "ls")
         assert (done.returncode, done.stderr) == (0, "")
         head, row, other = done.stdout.splitlines()
-        assert head.split() == ["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAIT", "METADATA"]
+        assert head.split() == ["NAME", "HOLDER", "TOKEN", "HELD", "LEFT", "WAIT", "LABEL"]
         assert row.split()[:3] == ["report/7", lease.holder, str(lease.token)]
         assert row.rstrip().endswith("worker 3")
         assert other.startswith("seats/1 ")
@@ -53,12 +53,12 @@ async def test_ls_prints_a_row_for_each_holder_on_80_columns(fencing: Fencing, l
         assert "there are more than these 1" in few.stderr
 
 
-async def test_at_a_terminal_long_names_are_folded_and_long_metadata_is_cut(
+async def test_at_a_terminal_long_names_are_folded_and_long_labels_are_cut(
     at_a_terminal: Open, fencing: Fencing, locks: LockClient
 ):
     about = json.dumps({"host": "worker-3.eu-west.example", "pid": 4711, "command": "report", "start": "2026-11-23"})
     name = "tenants/" + "0123456789" * 5
-    async with locks.lock("nightly", metadata=about) as lease, locks.lock(name, metadata=about):
+    async with locks.lock("nightly", label=about) as lease, locks.lock(name, label=about):
         terminal = at_a_terminal("ls")
         assert await asyncio.to_thread(terminal.ends) == 0
         lines = plain(terminal.seen + terminal.rest()).splitlines()
@@ -76,7 +76,7 @@ async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(
     """Also where Rich takes the pipe for a terminal, as the systems of CI ask for."""
     fencing.environment |= forced
     name, about = "tenants/" + "0123456789" * 20, "worker 3, " * 20
-    async with locks.lock("nightly") as lease, locks.lock(name, metadata=about) as other:
+    async with locks.lock("nightly") as lease, locks.lock(name, label=about) as other:
         done = await asyncio.to_thread(fencing, "ls")
         _, short, long = done.stdout.splitlines()
         assert short.split()[:3] == ["nightly", lease.holder, str(lease.token)]
@@ -87,9 +87,9 @@ async def test_in_a_pipe_each_holder_has_one_line_with_the_whole_name(
 async def test_in_a_pipe_one_long_text_makes_no_other_line_longer(fencing: Fencing, locks: LockClient):
     name, about = "z" * 500, "x" * 1000
     async with (
-        locks.lock("a/7", metadata="") as a,
-        locks.lock("b/日本", metadata="1") as b,
-        locks.lock(name, metadata=about),
+        locks.lock("a/7", label="") as a,
+        locks.lock("b/日本", label="1") as b,
+        locks.lock(name, label=about),
     ):
         lines = (await asyncio.to_thread(fencing, "ls")).stdout.splitlines()
         assert lines[3].startswith(f"{name}  ")
@@ -107,14 +107,14 @@ async def test_ls_tells_when_nothing_is_held(fencing: Fencing, locks: LockClient
 
 
 async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, locks: LockClient):
-    async with locks.lock("report/7", metadata="worker 3") as lease:
+    async with locks.lock("report/7", label="worker 3") as lease:
         waiter = asyncio.create_task(locks.lock("report/7").acquire())
         while not await locks.waiters("report/7"):  # noqa: ASYNC110  (it is in the store)
             await asyncio.sleep(0.01)
         (line,) = (await asyncio.to_thread(fencing, "ls", "--json")).stdout.splitlines()
         row = json.loads(line)
         assert (row["name"], row["token"], row["holder"]) == ("report/7", lease.token, lease.holder)
-        assert (row["mode"], row["permit"], row["metadata"]) == ("lock", None, "worker 3")
+        assert (row["mode"], row["permit"], row["label"]) == ("lock", None, "worker 3")
         assert 0 < row["remaining"] <= 15
         shown = json.loads((await asyncio.to_thread(fencing, "show", "report/7", "--json")).stdout)
         assert [holder["token"] for holder in shown["holders"]] == [lease.token]
@@ -127,7 +127,7 @@ async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, lo
 
 
 async def test_a_text_of_others_cannot_move_the_cursor(fencing: Fencing, locks: LockClient):
-    async with locks.lock("[bold]a", metadata="\x1b[2Jgone\nnext"):
+    async with locks.lock("[bold]a", label="\x1b[2Jgone\nnext"):
         for command in (["ls"], ["show", "[bold]a"]):
             told = (await asyncio.to_thread(fencing, *command)).stdout
             assert "\x1b" not in told
@@ -207,7 +207,7 @@ def test_a_store_that_does_not_answer_is_told_on_one_line(fencing: Fencing, comm
 
 
 async def test_break_asks_at_a_terminal_and_no_is_the_default(at_a_terminal: Open, locks: LockClient):
-    lease = await locks.lock("report/7", metadata="worker 3").acquire()
+    lease = await locks.lock("report/7", label="worker 3").acquire()
     terminal = at_a_terminal("break", "report/7", "--reason", "it hangs")
     await asyncio.to_thread(terminal.shows, "Take it away? [y/N]")
     assert "worker 3" in terminal.seen
@@ -324,11 +324,11 @@ class OperatorSuite:
             return done.stdout
 
         async with connect(bench.url) as locks:
-            lease = await locks.lock(NAME, ttl=15, metadata="worker 3").acquire()
+            lease = await locks.lock(NAME, ttl=15, label="worker 3").acquire()
             waiter = asyncio.create_task(locks.lock(NAME, ttl=15).acquire())
             await bench.waiting(NAME, 1)
             row = json.loads(await ask("ls", "report-*", "--json"))
-            assert (row["name"], row["token"], row["metadata"]) == (NAME, lease.token, "worker 3")
+            assert (row["name"], row["token"], row["label"]) == (NAME, lease.token, "worker 3")
             shown = json.loads(await ask("show", NAME, "--json"))
             assert (len(shown["holders"]), len(shown["waiting"])) == (1, 1)
             await ask("break", NAME, "--reason", "it hangs", "--yes")

@@ -113,7 +113,7 @@ class BrokenStoreSuite:
     async def lease(self, bench: StoreBench) -> AsyncIterator[Lease]:
         """A lock that is held, and still is when the fault is over."""
         async with connect(bench.url, **self.OPTIONS) as locks:
-            lease = await locks.lock(NAME, ttl=60, metadata="worker 3").acquire()
+            lease = await locks.lock(NAME, ttl=60, label="worker 3").acquire()
             yield lease
             await lease.renew()
             await lease.release()

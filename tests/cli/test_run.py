@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PATIENCE, Fencing, alive, state, until
-from inside import check_metadata, facts_about_command, read_facts, say_kept
+from inside import check_label, facts_about_command, read_facts, say_kept
 from redis_server import RedisServer
 
 from fencing_sdk import connect
@@ -127,7 +127,7 @@ def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: F
     assert fencing.path("ran").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--metadata", "deploy 42")])
+@pytest.mark.parametrize("options", [(), ("--label", "deploy 42")])
 def test_others_see_until_when_a_lock_is_kept_and_that_nothing_runs(fencing: Fencing, options: tuple[str, ...]):
     """And do not look for a command that has ended."""
     before = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
@@ -567,7 +567,7 @@ async def seen_by_others(fencing: Fencing, *arguments: str) -> str | None:
     fencing.appears("holder.pid")
     async with connect(f"sqlite:///{fencing.store}") as locks:
         holder = await locks.inspect("job")
-    return holder.metadata
+    return holder.label
 
 
 HOLDS = shell(f"echo $PPID > supervisor; echo $$ > holder.pid; exec sleep {LONG}")
@@ -575,8 +575,8 @@ HOLDS = shell(f"echo $PPID > supervisor; echo $$ > holder.pid; exec sleep {LONG}
 
 async def test_others_see_where_a_command_runs_and_since_when_but_not_its_arguments(fencing: Fencing):
     before = datetime.now(UTC).replace(microsecond=0)
-    metadata = await seen_by_others(fencing, *HOLDS, "--password=secret")
-    told = json.loads(metadata)
+    label = await seen_by_others(fencing, *HOLDS, "--password=secret")
+    told = json.loads(label)
     assert {**told, "start": ""} == {
         "host": os.uname().nodename,
         "pid": int(fencing.path("supervisor").read_text()),
@@ -584,26 +584,26 @@ async def test_others_see_where_a_command_runs_and_since_when_but_not_its_argume
         "start": "",
     }
     assert before <= datetime.fromisoformat(told["start"]) <= datetime.now(UTC)
-    assert "secret" not in metadata
+    assert "secret" not in label
 
 
-@pytest.mark.parametrize("metadata", ["deploy 42", ""])
-async def test_others_see_the_metadata_that_was_given(fencing: Fencing, metadata: str):
-    assert (await seen_by_others(fencing, "--metadata", metadata, *HOLDS) or "") == metadata
+@pytest.mark.parametrize("label", ["deploy 42", ""])
+async def test_others_see_the_label_that_was_given(fencing: Fencing, label: str):
+    assert (await seen_by_others(fencing, "--label", label, *HOLDS) or "") == label
     refused = fencing("run", "job", "--", "true")
-    assert "'job' was held by another holder, nothing was run" + f": '{metadata}'" * bool(metadata) in refused.stderr
+    assert "'job' was held by another holder, nothing was run" + f": '{label}'" * bool(label) in refused.stderr
 
 
 @pytest.mark.parametrize(
     "program", [b"/opt/" + b"d" * 900 + b"/" + b"n" * 900, b"\xff\xfe" * 200, b'"\\' * 300, "\U0001f600é".encode() * 90]
 )
-def test_a_name_of_any_bytes_makes_metadata_that_every_store_keeps(program: bytes):
-    metadata = facts_about_command(Job((os.fsdecode(program), "--password=secret"), "term").program)
-    kept = say_kept(metadata, 86_400, 0.05)
-    assert check_metadata(kept) == kept
+def test_a_name_of_any_bytes_makes_a_label_that_every_store_keeps(program: bytes):
+    label = facts_about_command(Job((os.fsdecode(program), "--password=secret"), "term").program)
+    kept = say_kept(label, 86_400, 0.05)
+    assert check_label(kept) == kept
     assert kept.isascii(), "so that a database in any encoding keeps it"
     assert "secret" not in kept
-    assert len(json.loads(metadata)["program"]) <= 64
+    assert len(json.loads(label)["program"]) <= 64
     assert read_facts(Holder("job", 1, "9f8a01c2", 100.0, kept)).who
 
 

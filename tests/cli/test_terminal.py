@@ -169,7 +169,7 @@ def test_an_output_of_ascii_gets_escapes(fencing: Fencing):
     fencing.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     inner = f"{sys.executable} -m fencing_sdk"
     script = f'{inner} ls; {inner} show "$0"; {inner} ls --json; {inner} run "$0" -- true; {inner} run --help'
-    done = fencing("run", NAME, "--verbose", "--pass-url", "--metadata", TOLD, "--", "sh", "-c", script, NAME)
+    done = fencing("run", NAME, "--verbose", "--pass-url", "--label", TOLD, "--", "sh", "-c", script, NAME)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert done.stdout.isascii()
@@ -182,7 +182,7 @@ def test_an_output_of_ascii_gets_escapes(fencing: Fencing):
 
 def test_a_terminal_of_ascii_gets_escapes(fencing: Fencing, at_a_terminal: Open):
     fencing.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    fencing.start("run", NAME, "--metadata", TOLD, "--", "sh", "-c", "echo $$ > holder.pid; exec sleep 60")
+    fencing.start("run", NAME, "--label", TOLD, "--", "sh", "-c", "echo $$ > holder.pid; exec sleep 60")
     fencing.appears("holder.pid")
     for command, keys in (("ls", ""), ("top", "q")):
         terminal = at_a_terminal(command)

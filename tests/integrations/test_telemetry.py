@@ -34,7 +34,7 @@ from fencing_sdk._values.claim import LockName
 from fencing_sdk.events import Event, JobOutcome, Lost, NotAcquiredReason, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import _measures
-from fencing_sdk.integrations._measures import HELP, Label, MetricsObserver, Series
+from fencing_sdk.integrations._measures import HELP, LockLabel, MetricsObserver, Series
 from fencing_sdk.integrations.logs import LogEvents
 from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
@@ -50,7 +50,7 @@ def series_of(labels: Mapping[str, object]) -> str:
     return lock if recipe == "lock" else f"{recipe} {lock}"
 
 
-def prometheus(label: Label | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
+def prometheus(lock_label: LockLabel | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
     registry = CollectorRegistry()
 
     def numbers() -> Numbers:
@@ -64,10 +64,10 @@ def prometheus(label: Label | None = None) -> tuple[MetricsObserver, Callable[[]
                 found[metric, series_of(sample.labels), detail] = sample.value
         return found
 
-    return PrometheusMetrics(registry=registry, label=label), numbers
+    return PrometheusMetrics(registry=registry, lock_label=lock_label), numbers
 
 
-def opentelemetry(label: Label | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
+def opentelemetry(lock_label: LockLabel | None = None) -> tuple[MetricsObserver, Callable[[], Numbers]]:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
 
@@ -83,7 +83,7 @@ def opentelemetry(label: Label | None = None) -> tuple[MetricsObserver, Callable
                 found[key] = point.count if hasattr(point, "count") else point.value
         return found
 
-    return OpenTelemetryMetrics(meter_provider=provider, label=label), numbers
+    return OpenTelemetryMetrics(meter_provider=provider, lock_label=lock_label), numbers
 
 
 Given = Callable[[MetricsObserver], Callable[[Event], None]]
@@ -375,7 +375,7 @@ from fencing_sdk import connect
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
 
 async def main():
-    async with connect("memory://", observers=[PrometheusMetrics(label=str)]) as locks, locks.lock("a"):
+    async with connect("memory://", observers=[PrometheusMetrics(lock_label=str)]) as locks, locks.lock("a"):
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
         print(generate_latest(registry).decode())
@@ -408,7 +408,7 @@ async def test_a_renewal_tells_how_much_time_was_left(library: Library) -> None:
 
 @LIBRARIES
 def test_a_label_that_cannot_be_called_is_refused(library: Library) -> None:
-    with pytest.raises(ConfigurationError, match="label must be a callable"):
+    with pytest.raises(ConfigurationError, match="lock_label must be a callable"):
         library("report")  # type: ignore[arg-type]
 
 
@@ -457,7 +457,7 @@ async def test_an_acquisition_and_its_lease_are_spans_under_the_callers(spans: S
 
 async def test_a_loss_is_an_event_of_the_span_which_is_an_error_then(spans: Spans) -> None:
     provider, finished = spans
-    async with connect("memory://", observers=[OpenTelemetrySpans(tracer_provider=provider, label=str)]) as locks:
+    async with connect("memory://", observers=[OpenTelemetrySpans(tracer_provider=provider, lock_label=str)]) as locks:
         lease = await locks.lock("a").acquire()
     assert not lease.held
     hold = finished()["hold a"]
@@ -468,7 +468,7 @@ async def test_a_loss_is_an_event_of_the_span_which_is_an_error_then(spans: Span
 
 async def test_an_acquisition_that_times_out_is_an_error_and_one_that_asks_once_is_none(spans: Spans) -> None:
     provider, finished = spans
-    observer = OpenTelemetrySpans(tracer_provider=provider, label=str)
+    observer = OpenTelemetrySpans(tracer_provider=provider, lock_label=str)
     async with connect("memory://", observers=[observer]) as locks, locks.lock("a"), locks.lock("b"):
         assert await locks.lock("a").try_acquire() is None
         with pytest.raises(TimeoutError):

@@ -15,18 +15,18 @@ TTLS = (20.5, 60.5)
 class Member:
     """One owner of a history: its claims one after the other, and its place in the line."""
 
-    def __init__(self, label: str, play: int, *, described: bool) -> None:
-        name, self.word = label.split("/")
+    def __init__(self, tag: str, play: int, *, described: bool) -> None:
+        name, self.word = tag.split("/")
         number = int(self.word[-1])
-        self.label, self.name, self.client, self.mode = label, f"{play}-{name}", number % 2, MODE_OF[self.word[:-1]]
-        self.ttl, self.metadata = TTLS[number // 2], label if number % 2 and described else None
+        self.tag, self.name, self.client, self.mode = tag, f"{play}-{name}", number % 2, MODE_OF[self.word[:-1]]
+        self.ttl, self.label = TTLS[number // 2], tag if number % 2 and described else None
         self.token = 0
         self.place: Place | None = None
         self.claim = self.make_claim()
         self.was_granted = False
 
     def make_claim(self) -> Claim:
-        return Claim(self.name, self.ttl, metadata=self.metadata, mode=self.mode)
+        return Claim(self.name, self.ttl, label=self.label, mode=self.mode)
 
     def new_claim(self) -> None:
         """Ask anew: an acquisition that is over is not made again."""

@@ -232,15 +232,15 @@ REDIS = (
     Planted(
         "an heir has the token of the former",
         "redis/operating.lua [transfer]",
-        "token = grant(lease, last, kind, retention, heir, ttl, metadata, true, time)",
-        "redis.call('SET', lease, heir .. '\\0' .. token .. '\\0' .. metadata, 'PX', ttl)",
+        "token = grant(lease, last, kind, retention, heir, ttl, label, true, time)",
+        "redis.call('SET', lease, heir .. '\\0' .. token .. '\\0' .. label, 'PX', ttl)",
         _LOCKS,
     ),
     Planted(
         "an heir has another number",
         "redis/operating.lua [transfer]",
-        "note_share(heir, now + ttl, token, permit, permits, metadata)",
-        "permit = permit + 1 note_share(heir, now + ttl, token, permit, permits, metadata)",
+        "note_share(heir, now + ttl, token, permit, permits, label)",
+        "permit = permit + 1 note_share(heir, now + ttl, token, permit, permits, label)",
         _PERMITS,
     ),
     Planted(

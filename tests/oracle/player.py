@@ -42,7 +42,7 @@ class Bench(Protocol):
     notices: bool = False
     """A holder hears of a revocation although no timer of its client runs."""
     describes: bool = True
-    """The metadata of waiters is shown."""
+    """The labels of waiters are shown."""
     stirs: bool = False
     """Waiters are woken for nothing, too: when their client begins to listen, or a node ahead has changed."""
     elsewhere: bool = True
@@ -153,8 +153,8 @@ class Player:
                     await self._renew([one for one in self._members.values() if one.client == client], client)
             case ["list"]:
                 await self._list()
-            case [label, call, *how] if label.split("/")[0] in self._bench.cast:
-                member = self._members.setdefault(label, Member(label, self._serial, described=self._bench.describes))
+            case [tag, call, *how] if tag.split("/")[0] in self._bench.cast:
+                member = self._members.setdefault(tag, Member(tag, self._serial, described=self._bench.describes))
                 elsewhere = how == ["elsewhere"] and member.place is None and self._bench.elsewhere
                 client = 1 - member.client if elsewhere else member.client
                 statement = int(how[1]) if how[:1] == ["cut"] else 0
@@ -310,7 +310,7 @@ class Player:
         line = self._reference.of(member.name).line
         if self._bench.first_holds and any(one.claim.mode == member.mode == READER for one in line):
             return  # one that waits may hold with this token already, and loses its place with it
-        reason = f"the token of {member.label} was {member.token}"
+        reason = f"the token of {member.tag} was {member.token}"
         answer = await self._call(OBSERVER, lambda backend: backend.revoke(member.name, member.token, reason))
         ended = [hold.claim for hold in self._reference.held(member.name) if hold.token == member.token]
         self._reference.revoked(member.name, member.token, reason, answer)
@@ -374,7 +374,7 @@ class Player:
         await self._take_news()
         while obliged and (stander := self._reference.to_wake(name)) is not None:
             member = next(one for one in self._members.values() if one.claim.owner == stander.claim.owner)
-            require(await self._until(lambda member=member: self._has_news(member)), f"{member.label} was not woken")
+            require(await self._until(lambda member=member: self._has_news(member)), f"{member.tag} was not woken")
             await self._take_news()
         await self._arrived(name)
         holders = await self._holders(name)
@@ -396,7 +396,7 @@ class Player:
             for one in await self._holders(name):
                 if (member := handed.get(one.id)) is not None and self._reference.holds(member.claim) is None:
                     heard = await self._until(lambda member=member: self._has_news(member))
-                    require(heard, f"{member.label} was granted, and does not hear of it")
+                    require(heard, f"{member.tag} was granted, and does not hear of it")
         await self._take_news()
 
     async def _take_news(self) -> None:
@@ -409,7 +409,7 @@ class Player:
                 self._reference.look_round(member.name)
                 await self._served(member, grant)
             elif (stander := self._reference.stander(member.claim)) is not None:
-                require(stander.could or self._bench.stirs, f"{member.label} was woken, and it was never its turn")
+                require(stander.could or self._bench.stirs, f"{member.tag} was woken, and it was never its turn")
                 stander.woken = True
 
     async def _until(self, condition: Callable[[], bool | Awaitable[bool]]) -> bool:

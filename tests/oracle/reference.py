@@ -347,9 +347,9 @@ class Reference:
             key=lambda one: (one.permit or 0, one.token, one.id),
         )
         expected = [
-            (name, hold.claim.holder, hold.token, hold.claim.mode, hold.permit, hold.claim.metadata) for hold in held
+            (name, hold.claim.holder, hold.token, hold.claim.mode, hold.permit, hold.claim.label) for hold in held
         ]
-        seen = [(one.name, one.id, one.token, one.mode, one.permit, one.metadata) for one in found]
+        seen = [(one.name, one.id, one.token, one.mode, one.permit, one.label) for one in found]
         require(seen == expected, f"{expected} hold, and {seen} are shown")
         waiting = sum(self._alive(one) for one in self.of(name).line)
         for hold, one in zip(held, found, strict=True):
@@ -368,8 +368,8 @@ class Reference:
             require(stander is not None, f"{one.id} does not wait, and is shown")
             assert stander is not None
             require(not self._dead(stander), f"{one.id} has lost its place, and is shown")
-            described = (stander.claim.mode, stander.claim.metadata)
-            require((one.mode, one.metadata) == described, f"{one} does not wait for {stander.claim}")
+            described = (stander.claim.mode, stander.claim.label)
+            require((one.mode, one.label) == described, f"{one} does not wait for {stander.claim}")
         shown = [places[one.id] for one in waiters]
         entering = [one for one in self.entering(name) if one not in shown]
         expected = [one for one in line if self._alive(one) and not one.returned and one not in entering]

@@ -59,5 +59,5 @@ def _is_end(answer: object) -> bool:
 def _is_holder(answer: object) -> bool:
     if answer is None:
         return True
-    texts = isinstance(answer.id, str) and (answer.metadata is None or isinstance(answer.metadata, str))
+    texts = isinstance(answer.id, str) and (answer.label is None or isinstance(answer.label, str))
     return isinstance(answer, Holder) and _is_token(answer.token) and _is_seconds(answer.remaining) and texts

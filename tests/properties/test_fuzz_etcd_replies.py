@@ -21,7 +21,7 @@ from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
 from fencing_sdk.errors import BackendError
 
 OWN = b64encode(EtcdKeys("fencing/").own(CLAIM)).decode()
-VALUE = b64encode(b'{"metadata":null}').decode()
+VALUE = b64encode(b'{"label":null}').decode()
 
 NUMBERS = st.one_of(
     st.integers(-1, 5).map(str),

@@ -40,7 +40,7 @@ DATA = st.one_of(
         optional={
             "ttl": st.floats() | st.integers() | JSON,
             "token": st.integers(-1, 9) | st.just(TOKEN_LIMIT) | JSON,
-            "metadata": st.text(max_size=3) | JSON,
+            "label": st.text(max_size=3) | JSON,
         },
     ).map(lambda fields: json.dumps(fields).encode()),
     st.binary(max_size=20),
@@ -86,7 +86,7 @@ def test_any_data_is_a_holder_with_a_token_that_the_node_may_have(data: bytes, s
     holder = read_holder("a", node, data, stat, left)
     assert (holder.token, holder.id) == (token, holder_of(CLAIM.owner))
     assert 0 <= holder.remaining < float("inf")
-    assert holder.metadata is None or isinstance(holder.metadata, str)
+    assert holder.label is None or isinstance(holder.label, str)
     if token < stat.czxid:
         assert read_token(rewritten(data, CLAIM, token), stat) == token
 

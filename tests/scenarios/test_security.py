@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import metadata_of, state_of
+from inside import label_of, state_of
 
 import fencing_sdk
 from fencing_sdk import (
@@ -208,7 +208,7 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
     """Every event and every error there is, once."""
     quick = {"ttl": 10.0, "heartbeat_interval": 0.02}
 
-    async with locks.lock("seats/1", metadata="worker-1", **quick) as lease:
+    async with locks.lock("seats/1", label="worker-1", **quick) as lease:
         await reader.told("renewed")
         await lease.renew()
         reader.look_at(
@@ -347,12 +347,12 @@ async def test_no_owner_and_no_password_is_readable_anywhere_in_a_full_life(vaul
     assert "an observer with troubles of its own" in reader.log.getvalue()
 
 
-async def test_metadata_is_what_the_user_wrote_or_names_the_process_and_nothing_else(vault, reader):
+async def test_the_label_is_what_the_user_wrote_or_names_the_process_and_nothing_else(vault, reader):
     async with opened(reader) as (locks, backend):
-        async with locks.lock("seats/1", metadata="worker-1"), locks.lock("seats/2"):
-            assert (await locks.inspect("seats/1")).metadata == "worker-1"
-            assert (await locks.inspect("seats/2")).metadata == metadata_of()
-        assert [claim.metadata for claim in backend.claims.values()] == ["worker-1", metadata_of()]
+        async with locks.lock("seats/1", label="worker-1"), locks.lock("seats/2"):
+            assert (await locks.inspect("seats/1")).label == "worker-1"
+            assert (await locks.inspect("seats/2")).label == label_of()
+        assert [claim.label for claim in backend.claims.values()] == ["worker-1", label_of()]
 
 
 NASTY = [
@@ -370,7 +370,7 @@ NASTY = [
 async def test_a_header_carries_digits_and_a_digest_whatever_the_names_are(name):
     guard = MemoryGuard()
     locks = LockClient(MemoryBackend(), namespace=name)
-    async with locks, locks.lock(name, metadata=name, fences=[(guard, name)]) as lease:
+    async with locks, locks.lock(name, label=name, fences=[(guard, name)]) as lease:
         ((header, value),) = lease.headers().items()
         assert header == "Fencing-Token"
         assert re.fullmatch(r'[0-9]{1,16};holder="[0-9a-f]{8}"', value, re.ASCII)

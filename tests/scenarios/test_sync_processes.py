@@ -135,7 +135,7 @@ for term in locks.election("a", ttl=300):
             if child == 0:
                 continue  # the lead of the parent is over here
         elif os.getpid() != parent:
-            print(lease.held, f'"pid": {{os.getpid()}},' in locks.inspect("a").metadata, flush=True)
+            print(lease.held, f'"pid": {{os.getpid()}},' in locks.inspect("a").label, flush=True)
     break
 locks.close()
 if os.getpid() == parent:
@@ -158,14 +158,14 @@ lock, other = tasks.lock("a"), threads.lock("b")
 
 async def seen():
     async with tasks, lock:
-        return json.loads((await tasks.inspect("a")).metadata)
+        return json.loads((await tasks.inspect("a")).label)
 
 here = asyncio.run(seen())
 print(here["pid"] == os.getpid(), here["program"], flush=True)
 child = os.fork()
 if child == 0:
     with other:
-        there = json.loads(threads.inspect("b").metadata)
+        there = json.loads(threads.inspect("b").label)
     print(asyncio.run(seen())["pid"] == there["pid"] == os.getpid() != here["pid"], there["program"], flush=True)
 else:
     assert os.waitpid(child, 0)[1] == 0

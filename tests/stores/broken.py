@@ -367,7 +367,7 @@ class NeverTellsWhoHoldsTheLock(Sound):
         return [Renewal.REFUSED if outcome is Renewal.TAKEN_OVER else outcome for outcome in outcomes]
 
 
-@caught_by("test_a_renewal_keeps_token_and_metadata", "test_inspect_and_retries_show_the_token_of_the_grant")
+@caught_by("test_a_renewal_keeps_token_and_label", "test_inspect_and_retries_show_the_token_of_the_grant")
 class RenewalGivesANewToken(Sound):
     async def renew(self, claims):
         outcomes = await super().renew(claims)
@@ -753,7 +753,7 @@ class ReleasesWithoutAnAnswer(Sound):
         await super().release(claim)
 
 
-@caught_by("test_holders_and_waiters_are_shown_in_their_modes_with_their_metadata")
+@caught_by("test_holders_and_waiters_are_shown_in_their_modes_with_their_labels")
 class ShowsWritersAsLocks(Sound):
     async def list_waiters(self, name):
         return [replace(waiter, mode=LOCK) for waiter in await super().list_waiters(name)]
@@ -916,10 +916,10 @@ class StoppingTwiceIsAnError(Sound):
 
 
 @caught_by("test_what_is_held_is_listed_as_inspect_shows_it")
-class ListsWithoutMetadata(Sound):
+class ListsWithoutLabels(Sound):
     async def list_holders(self, prefix, cursor, limit):
         page = await super().list_holders(prefix, cursor, limit)
-        return replace(page, holders=[replace(holder, metadata=None) for holder in page.holders])
+        return replace(page, holders=[replace(holder, label=None) for holder in page.holders])
 
 
 @caught_by(
@@ -1067,7 +1067,7 @@ class TakesAnOutageForALoss(Sound):
         return await super().renew(claims) if self.reachable else [Renewal.REFUSED] * len(claims)
 
 
-# Names and metadata
+# Names and labels
 
 
 def mangles(mangle):
@@ -1131,25 +1131,25 @@ class RefusesOddNames(Sound):
         return await super().acquire(claim)
 
 
-@caught_by("test_metadata_is_shown_as_it_was_given")
-class TakesEmptyMetadataForNone(Sound):
+@caught_by("test_a_label_is_shown_as_it_was_given")
+class TakesAnEmptyLabelForNone(Sound):
     async def acquire(self, claim):
-        return await super().acquire(elsewhere(claim, metadata=claim.metadata or None))
+        return await super().acquire(elsewhere(claim, label=claim.label or None))
 
 
-@caught_by("test_metadata_is_shown_as_it_was_given")
-class StripsMetadata(Sound):
+@caught_by("test_a_label_is_shown_as_it_was_given")
+class StripsLabels(Sound):
     async def acquire(self, claim):
-        return await super().acquire(elsewhere(claim, metadata=claim.metadata and claim.metadata.strip()))
+        return await super().acquire(elsewhere(claim, label=claim.label and claim.label.strip()))
 
 
-@caught_by("test_metadata_belongs_to_the_grant")
-class KeepsTheMetadataOfTheHolderBefore(Sound):
-    metadata = None
+@caught_by("test_a_label_belongs_to_the_grant")
+class KeepsTheLabelOfTheHolderBefore(Sound):
+    label = None
 
     async def acquire(self, claim):
-        self.metadata = claim.metadata or self.metadata
-        return await super().acquire(elsewhere(claim, metadata=self.metadata))
+        self.label = claim.label or self.label
+        return await super().acquire(elsewhere(claim, label=self.label))
 
 
 # Processes

@@ -71,8 +71,8 @@ class ElectionSuite:
                 assert election.standing is ElectionStanding.CANDIDATE
                 holder = await election.leader()
                 assert holder is not None
-                assert holder.metadata is not None
-                assert json.loads(holder.metadata)["pid"] == leader.process.pid
+                assert holder.label is not None
+                assert json.loads(holder.label)["pid"] == leader.process.pid
                 leader.process.kill()
                 with anyio.fail_after(PATIENCE):
                     assert await following > holder.token

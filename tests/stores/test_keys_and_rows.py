@@ -31,7 +31,7 @@ pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 PARTS = {"NAME": "[^/:]+", "OWNER": "[0-9a-f]{32}", "SESSION": "[0-9a-f]+", "NUMBER": "[0-9]+"}
-METADATA = "host 7"
+LABEL = "host 7"
 
 
 def told(store: str) -> list[str]:
@@ -62,11 +62,11 @@ def _pattern(line: str) -> str:
 async def in_use(url: str) -> AsyncIterator[Any]:
     """A store with holders, waiters, shares and a revocation."""
     async with aclosing(from_url(url)) as backend, AsyncExitStack() as lines:
-        assert isinstance(await backend.acquire(Claim("a", 60.0, metadata=METADATA)), Grant)
+        assert isinstance(await backend.acquire(Claim("a", 60.0, label=LABEL)), Grant)
         waiters = [Claim("a", 60.0)]
         if isinstance(backend, SupportsShares):
             for _ in range(2):
-                for share in (Claim("b", 60.0, metadata=METADATA, mode=READER), Claim("c", 60.0, mode=Permit(2))):
+                for share in (Claim("b", 60.0, label=LABEL, mode=READER), Claim("c", 60.0, mode=Permit(2))):
                     assert isinstance(await backend.acquire(share), Grant)
             assert isinstance(await backend.acquire(Claim("e", 60.0, mode=WRITER)), Grant)
             waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(2))]

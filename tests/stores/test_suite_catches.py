@@ -21,7 +21,7 @@ OUTAGES = (
     "test_a_lease_rides_out_an_outage",
 )
 OF_THE_CLIENT = {
-    "test_invalid_metadata_is_refused_before_the_store_sees_it",
+    "test_an_invalid_label_is_refused_before_the_store_sees_it",
     "test_an_invalid_name_is_refused_before_the_store_sees_it",
     "test_an_odd_number_is_refused_before_the_store_sees_it",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencing_sdk._arguments import check_metadata
+from fencing_sdk._arguments import check_label
 from fencing_sdk._lease import AnyLease, held_here, state_of
 from fencing_sdk._lock import telling
 from fencing_sdk._recording import Recorder
@@ -10,10 +10,10 @@ from fencing_sdk._values import forks
 from fencing_sdk._values.claim import holder_of
 from fencing_sdk._values.clock import BootClock, LoopClock, wall_micros
 from fencing_sdk._values.reports import (
-    METADATA_LIMIT,
+    LABEL_LIMIT,
     HolderFacts,
     facts_about_command,
-    metadata_of,
+    label_of,
     read_facts,
     say_kept,
 )
@@ -22,23 +22,23 @@ from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
 
 __all__ = [
     "CALL_LIMIT",
+    "LABEL_LIMIT",
     "LAST_CALL",
     "LINE_POLL",
     "LINE_TTL",
     "LONGEST_NAP",
-    "METADATA_LIMIT",
     "TOKEN_LIMIT",
     "AnyLease",
     "BootClock",
     "HolderFacts",
     "LoopClock",
     "Recorder",
-    "check_metadata",
+    "check_label",
     "facts_about_command",
     "forks",
     "held_here",
     "holder_of",
-    "metadata_of",
+    "label_of",
     "read_facts",
     "say_kept",
     "state_of",

@@ -496,9 +496,9 @@ def test_what_was_sent_before_a_pause_travels_on_and_the_answer_waits():
 def test_the_service_can_be_asked_over_the_link():
     with World() as world:
         a, b = world.client("A"), world.client("B")
-        lease = a.acquire("seats/42", metadata="booking")
+        lease = a.acquire("seats/42", label="booking")
         holder = b.run(b.locks.inspect, "seats/42")
-        assert (holder.token, holder.id, holder.metadata) == (1, lease.holder, "booking")
+        assert (holder.token, holder.id, holder.label) == (1, lease.holder, "booking")
         assert b.run(b.locks.inspect, "seats/43") is None
         a.run(lease.renew)
         assert lines(world, "locks > A: renew seats/42: renewed")

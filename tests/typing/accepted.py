@@ -112,7 +112,7 @@ async def schedule(shard: int) -> bytes:
 
 
 async def an_election_gives_terms() -> None:
-    election = locks.election("scheduler", ttl=15, drain=timedelta(seconds=5), metadata="pod-7")
+    election = locks.election("scheduler", ttl=15, drain=timedelta(seconds=5), label="pod-7")
     assert_type(election, Election)
     async for term in election:
         assert_type(term, ElectionTerm)
@@ -133,7 +133,7 @@ async def a_client_drains() -> None:
 
 
 async def a_lock_gives_leases() -> None:
-    lock = locks.lock("seats/42", ttl=timedelta(minutes=1), max_hold=3600, metadata="worker 3")
+    lock = locks.lock("seats/42", ttl=timedelta(minutes=1), max_hold=3600, label="worker 3")
     assert_type(lock, Lock)
     async with lock as lease:
         assert_type(lease, Lease)

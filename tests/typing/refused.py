@@ -85,7 +85,7 @@ async def descriptions_of_a_lock() -> None:
     locks.lock("a", ttl="30")  # type: ignore[arg-type]
     locks.lock("a", fences=["resource"])  # type: ignore[list-item]
     locks.lock("a", backoff=0.5)  # type: ignore[arg-type]
-    locks.lock("a", metadata=b"worker")  # type: ignore[arg-type]
+    locks.lock("a", label=b"worker")  # type: ignore[arg-type]
 
 
 async def uses_of_a_lock() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import tenacity
-from inside import LoopClock, metadata_of
+from inside import LoopClock, label_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
@@ -154,7 +154,7 @@ LOCK_PARAMETERS: dict[str, list[object]] = {
     "safety_buffer": [*NOT_SECONDS, 15, 14.85, 1e9, dt.timedelta.max],
     "heartbeat_interval": [*NOT_SECONDS, 0, 0.0, dt.timedelta(0), 1e-9, 4, 15, 1e9],
     "max_hold": [*NOT_SECONDS, 0, 0.0, -0.0, dt.timedelta(0)],
-    "metadata": [*NOT_TEXT, "a\0b", "\ud800", "x" * 1025, HUGE],
+    "label": [*NOT_TEXT, "a\0b", "\ud800", "x" * 1025, HUGE],
     "fences": [
         *NOT_A_COLLECTION,
         "seats",
@@ -638,10 +638,10 @@ GOOD: list[dict[str, Any]] = [
     {"heartbeat_interval": 0.001},
     {"max_hold": 1e300},
     {"max_hold": None},
-    {"metadata": ""},
-    {"metadata": None},
-    {"metadata": "🔒" * 1024},
-    {"metadata": 'line\nbreak\ttab "quote" \\'},
+    {"label": ""},
+    {"label": None},
+    {"label": "🔒" * 1024},
+    {"label": 'line\nbreak\ttab "quote" \\'},
     {"fences": ()},
     {"fences": []},
     {"fences": [MemoryGuard()]},
@@ -663,7 +663,7 @@ async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
             assert lease.token
             assert lease.name == options.get("name", "seats/42")
             holder = await client.inspect(lease.name)
-        assert holder.metadata == (metadata_of(options.get("metadata")) or None)
+        assert holder.label == (label_of(options.get("label")) or None)
 
 
 @pytest.mark.parametrize(

@@ -536,14 +536,14 @@ async def test_it_tells_who_leads():
                 leader = await election.leader()
                 assert leader is not None
                 assert leader.id == lease.holder
-                assert json.loads(leader.metadata)["pid"] == os.getpid()
+                assert json.loads(leader.label)["pid"] == os.getpid()
                 assert await two.theirs.election("scheduler").leader() == leader
                 break
-        async for term in two.election(metadata="pod-7"):
+        async for term in two.election(label="pod-7"):
             async with term:
                 leader = await election.leader()
                 assert leader is not None
-                assert leader.metadata == "pod-7"
+                assert leader.label == "pod-7"
                 break
 
 

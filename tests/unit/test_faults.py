@@ -64,7 +64,7 @@ def backend(store):
 
 
 async def test_without_faults_every_call_and_every_answer_passes(backend, store):
-    claim = Claim("a", 60, metadata="batch")
+    claim = Claim("a", 60, label="batch")
     grant = await backend.acquire(claim)
     assert isinstance(grant, Grant)
     assert isinstance(await backend.acquire(Claim("a", 60)), Busy)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextvars import Context
 
 import pytest
-from inside import LoopClock, facts_about_command, held_here, metadata_of, read_facts, say_kept
+from inside import LoopClock, facts_about_command, held_here, label_of, read_facts, say_kept
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -264,8 +264,8 @@ async def test_a_child_that_enters_a_lock_does_not_change_its_parents_context(st
 FACTS = '{"host": "web-1", "pid": 812, "program": "backup.sh", "start": "2026-03-01T03:00:00+00:00"}'
 
 
-def holder(metadata, remaining=10.0, held_for=None):
-    return Holder("a", 1, "9f8a01c2", remaining, metadata, held_for=held_for)
+def holder(label, remaining=10.0, held_for=None):
+    return Holder("a", 1, "9f8a01c2", remaining, label, held_for=held_for)
 
 
 @pytest.mark.parametrize(
@@ -279,13 +279,13 @@ def holder(metadata, remaining=10.0, held_for=None):
         ),
     ],
 )
-def test_metadata_that_no_client_wrote_are_shown_as_they_are(text):
+def test_a_label_that_no_client_wrote_is_shown_as_it_is(text):
     assert read_facts(holder(text, 1e9)) == (None, "", None, text)
 
 
 def test_the_facts_are_a_sentence_whose_words_cannot_move_a_cursor():
     assert read_facts(holder(FACTS)).summary == "backup.sh (pid 812) on web-1 since 2026-03-01T03:00:00+00:00"
-    assert read_facts(Waiting("9f8a01c2", metadata=FACTS)).who == read_facts(holder(FACTS)).who
+    assert read_facts(Waiting("9f8a01c2", label=FACTS)).who == read_facts(holder(FACTS)).who
     assert "T" in read_facts(holder(FACTS, held_for=5.0)).who.partition(" since ")[2]
     odd = json.dumps({"host": "\x1b[2J" * 90, "pid": ["\n"], "program": None, "start": "\r"})
     assert read_facts(holder(odd)).who.isprintable()
@@ -304,8 +304,8 @@ def test_nothing_runs_for_sure_only_if_more_time_is_left_than_any_renewal_gives(
 
 
 def test_a_run_that_has_ended_for_sure_says_so_whatever_time_is_left():
-    for metadata in (say_kept("worker 3", 20, 15), say_kept("", 20, 15)):
-        facts = read_facts(holder(say_ended(metadata), 5.0))
+    for label in (say_kept("worker 3", 20, 15), say_kept("", 20, 15)):
+        facts = read_facts(holder(say_ended(label), 5.0))
         assert facts.state == f"kept until {facts.kept_until}, nothing runs"
     assert [say_ended(text) for text in (None, "", "when it rains")] == [None, "", "when it rains"]
 
@@ -327,7 +327,7 @@ def test_a_program_is_named_without_its_folder_and_its_arguments(monkeypatch, ar
     monkeypatch.setattr(sys, "argv", argv)
     reports._facts_about.cache_clear()
     try:
-        text = metadata_of()
+        text = label_of()
     finally:
         reports._facts_about.cache_clear()
     assert json.loads(text) == {"host": os.uname().nodename, "pid": os.getpid(), "program": program}
@@ -339,7 +339,7 @@ def test_the_longest_names_stay_readable_behind_a_note(monkeypatch):
     longest = "é" * 5000
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", longest, "", "", "")))
     kept = say_kept(facts_about_command(longest), 86_400, 0.123456789012)
-    assert len(kept) < reports.METADATA_LIMIT
+    assert len(kept) < reports.LABEL_LIMIT
     assert read_facts(holder(kept)).who
 
 

@@ -371,11 +371,11 @@ async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
 # What goes with a grant
 
 
-async def test_metadata_and_the_holders_digest_are_shown_to_whoever_asks(stage):
-    async with stage.lock(metadata="worker 3") as lease:
+async def test_the_label_and_the_holders_digest_are_shown_to_whoever_asks(stage):
+    async with stage.lock(label="worker 3") as lease:
         holder = await stage.client.inspect("a")
         assert holder.name == "a"
-        assert holder.metadata == "worker 3"
+        assert holder.label == "worker 3"
         assert holder.token == lease.token
         assert holder.id == lease.holder
         assert 0 < holder.remaining <= 10
@@ -626,9 +626,9 @@ async def test_a_function_decorated_at_import_time_needs_its_client_open_when_it
 
 
 async def test_the_options_are_those_of_a_lock(locks):
-    @locks.locking("a", ttl=60, wait=0, metadata="decorated")
+    @locks.locking("a", ttl=60, wait=0, label="decorated")
     async def build():
-        return current_lease().ttl, (await locks.inspect("a")).metadata
+        return current_lease().ttl, (await locks.inspect("a")).label
 
     assert await build() == (60, "decorated")
     async with locks.lock("a"):

@@ -428,7 +428,7 @@ def test_every_claim_has_an_owner_of_its_own_of_128_bits():
 
 
 def test_a_claim_does_not_show_its_owner():
-    claim = Claim("seats/42", 15.0, metadata="worker-1")
+    claim = Claim("seats/42", 15.0, label="worker-1")
     for text in (repr(claim), str(claim), f"{claim}", f"{[claim]}", repr({"claim": claim})):
         assert claim.owner not in text
         assert "seats/42" in text

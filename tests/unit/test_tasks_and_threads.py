@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from both_worlds import bare, beside, comes, in_both_worlds, in_the_loop, shown
-from inside import METADATA_LIMIT, check_metadata, read_facts, say_kept, state_of
+from inside import LABEL_LIMIT, check_label, read_facts, say_kept, state_of
 from stays import PATIENCE
 
 import fencing_sdk.sync
@@ -237,54 +237,54 @@ async def test_what_max_hold_ends_is_free_although_a_plain_handle_is_kept(locks)
 async def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_runs(locks):
     seen = []
 
-    @locks.job("a", at_least_for=20, metadata="worker 3")
+    @locks.job("a", at_least_for=20, label="worker 3")
     async def work():
         seen.append(await locks.inspect("a"))
 
     await work()
     (running,), parked = seen, await locks.inspect("a")
-    assert running.metadata == f"when {parked.metadata}"
-    note = re.fullmatch(r"its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.metadata)
+    assert running.label == f"when {parked.label}"
+    note = re.fullmatch(r"its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.label)
     until = datetime.fromisoformat(note[1])
     assert read_facts(running) == (None, f"when its run has ended, kept until {note[1]}", None, "worker 3")
     assert read_facts(parked) == (note[1], f"kept until {note[1]}, nothing runs", None, "worker 3")
     assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=20)
 
 
-def test_the_note_of_a_parked_lock_leaves_the_metadata_as_long_as_a_store_can_keep():
-    for metadata in ("", "x" * METADATA_LIMIT):
-        assert check_metadata(say_kept(metadata, 60, 15)).startswith("when its run has ended, kept until ")
+def test_the_note_of_a_parked_lock_leaves_the_label_as_long_as_a_store_can_keep():
+    for label in ("", "x" * LABEL_LIMIT):
+        assert check_label(say_kept(label, 60, 15)).startswith("when its run has ended, kept until ")
 
 
 @in_both_worlds
-async def test_others_see_the_host_the_process_and_the_program_unless_other_metadata_are_given(locks):
+async def test_others_see_the_host_the_process_and_the_program_unless_another_label_is_given(locks):
     for lock in (locks.lock("a"), locks.multilock("a"), locks.semaphore("a", permits=2), locks.rwlock("a").reader):
         async with lock:
             (holder,) = await locks.holders("a")
-            assert json.loads(holder.metadata).keys() == {"host", "pid", "program"}
-            assert json.loads(holder.metadata)["pid"] == os.getpid()
-    for metadata, stored in (("", None), ("worker 3", "worker 3")):
-        async with locks.lock("a", metadata=metadata):
-            assert (await locks.inspect("a")).metadata == stored
+            assert json.loads(holder.label).keys() == {"host", "pid", "program"}
+            assert json.loads(holder.label)["pid"] == os.getpid()
+    for label, stored in (("", None), ("worker 3", "worker 3")):
+        async with locks.lock("a", label=label):
+            assert (await locks.inspect("a")).label == stored
 
 
 @pytest.mark.parametrize(("of_client", "stored"), [("pod 7", "pod 7"), ("", None)])
 @pytest.mark.parametrize("world", ["tasks", "threads"])
-def test_a_client_may_have_metadata_of_its_own_or_none_for_all_its_locks(world, of_client, stored):
+def test_a_client_may_have_a_label_of_its_own_or_none_for_all_its_locks(world, of_client, stored):
     async def scenario(locks):
         @locks.job("job", at_least_for=60)
         async def work():
-            return (await locks.inspect("job")).metadata
+            return (await locks.inspect("job")).label
 
-        async with locks.lock("a"), locks.lock("b", metadata="worker 3"):
-            assert [(await locks.inspect(name)).metadata for name in "ab"] == [stored, "worker 3"]
+        async with locks.lock("a"), locks.lock("b", label="worker 3"):
+            assert [(await locks.inspect(name)).label for name in "ab"] == [stored, "worker 3"]
         kept = rf"when its run has ended, kept until \S+ \(ttl 15 s\)(; {stored})?"
         assert re.fullmatch(kept, (await work()).value)
 
-    in_both_worlds(scenario, metadata=of_client)(world)
+    in_both_worlds(scenario, label=of_client)(world)
     for connect in (fencing_sdk.connect, fencing_sdk.sync.connect):
-        with pytest.raises(ConfigurationError, match=r"^metadata must be a str of at most 1024"):
-            connect("memory://", metadata="x" * 1025)
+        with pytest.raises(ConfigurationError, match=r"^label must be a str of at most 1024"):
+            connect("memory://", label="x" * 1025)
 
 
 # A block, a handle, and what is lost
@@ -306,9 +306,9 @@ async def lose(locks, name="a"):
 
 @in_both_worlds
 async def test_a_block_holds_the_lock_and_its_lease_is_current(locks):
-    async with locks.lock("a", ttl=10, metadata="mine") as lease:
+    async with locks.lock("a", ttl=10, label="mine") as lease:
         assert (lease.name, lease.resource, lease.token, lease.held, lease.ttl) == ("a", "a", 1, True, 10)
-        assert (lease.lost_reason, lease.metadata, lease.token.holder) == (None, "mine", lease.holder)
+        assert (lease.lost_reason, lease.label, lease.token.holder) == (None, "mine", lease.holder)
         assert 0 < lease.remaining <= 10
         assert bare(lease) is current_lease() is fencing_sdk.current_lease("a")
         assert current_token() == fencing_sdk.sync.current_token("a") == 1
@@ -572,7 +572,7 @@ async def test_an_operator_sees_who_holds_and_who_waits_and_takes_a_lock_away(lo
         async with locks.lock("a") as lease:
             waiting = beside(locks.lock("a").acquire)
             (waiter,) = await comes(lambda: locks.waiters("a"))
-            assert json.loads(waiter.metadata).keys() == {"host", "pid", "program"}
+            assert json.loads(waiter.label).keys() == {"host", "pid", "program"}
             held = locks.all_holders("a*")
             (holder,) = [one async for one in held] if hasattr(held, "__aiter__") else await held
             assert holder.token == lease.token

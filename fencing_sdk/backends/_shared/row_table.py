@@ -163,7 +163,7 @@ class TableRows:
 
     def join(self, claim: Claim, address: object) -> None:
         if not self.sign(claim.owner):
-            waiter = WaiterRow(claim.owner, claim.mode, self._silent_at(), self.now, claim.metadata, address)
+            waiter = WaiterRow(claim.owner, claim.mode, self._silent_at(), self.now, claim.label, address)
             self.table.lines.setdefault(self._name, OrderedDict())[claim.owner] = waiter
 
     def sign(self, owner: str) -> bool:

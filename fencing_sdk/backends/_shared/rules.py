@@ -63,7 +63,7 @@ class GrantRow:
     """When it ends, in seconds of the clock of `Rows.now`."""
     mode: Mode
     permit: int | None
-    metadata: str | None
+    label: str | None
     since: float
     """When it was granted."""
 
@@ -78,7 +78,7 @@ class WaiterRow:
     """When it loses its place, without another sign of life."""
     since: float
     """When it joined."""
-    metadata: str | None
+    label: str | None
     address: object = None
     """How the store reaches it."""
 
@@ -213,7 +213,7 @@ def grant(rows: Rows, claim: Claim) -> Grant:
     held = rows.grants()
     token = _token_for(rows, claim.mode, held)
     permit = free_permit(claim.mode, {other.permit for other in held})
-    rows.add(GrantRow(claim.owner, token, rows.now + claim.ttl, claim.mode, permit, claim.metadata, rows.now))
+    rows.add(GrantRow(claim.owner, token, rows.now + claim.ttl, claim.mode, permit, claim.label, rows.now))
     rows.leave(claim.owner)
     return Grant(token, permit=permit)
 
@@ -255,7 +255,7 @@ def transfer(rows: Rows, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
     token = _token_for(rows, mine.mode, held)
     rows.put_reason(of.owner, mine.expires + REASON_TTL, handed_over(to))
     rows.drop(of.owner)
-    rows.add(GrantRow(to.owner, token, rows.now + to.ttl, mine.mode, mine.permit, to.metadata, mine.since))
+    rows.add(GrantRow(to.owner, token, rows.now + to.ttl, mine.mode, mine.permit, to.label, mine.since))
     return Grant(token, permit=mine.permit)
 
 
@@ -378,7 +378,7 @@ def holders(rows: Rows, name: str) -> list[Holder]:
             token=row.token,
             id=holder_of(row.owner),
             remaining=row.expires - rows.now,
-            metadata=row.metadata,
+            label=row.label,
             mode=row.mode,
             permit=row.permit,
             held_for=rows.now - row.since,
@@ -391,6 +391,5 @@ def holders(rows: Rows, name: str) -> list[Holder]:
 def waiting(rows: Rows) -> list[Waiting]:
     """Describe the waiters, in the order of the line."""
     return [
-        Waiting(holder_of(waiter.owner), waiter.mode, rows.now - waiter.since, waiter.metadata)
-        for waiter in living(rows)
+        Waiting(holder_of(waiter.owner), waiter.mode, rows.now - waiter.since, waiter.label) for waiter in living(rows)
     ]

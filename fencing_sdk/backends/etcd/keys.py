@@ -1,11 +1,11 @@
 """
 What etcd keeps for a lock: one key for each claim that holds the lock or waits for it.
 
-    fencing/invoices%2F42/9f8a01c2...       ->  {"metadata": "batch 7"}
-    fencing/catalog/9f8a01c2...             ->  {"metadata": null, "mode": "writer"}
-    fencing/catalog/reader-9f8a01c2...      ->  {"metadata": null}
+    fencing/invoices%2F42/9f8a01c2...       ->  {"label": "batch 7"}
+    fencing/catalog/9f8a01c2...             ->  {"label": null, "mode": "writer"}
+    fencing/catalog/reader-9f8a01c2...      ->  {"label": null}
     fencing/catalog                         ->  the phase of its readers
-    fencing/gpu-pool/permit-9f8a01c2...     ->  {"metadata": null, "of": 4, "permit": 2}
+    fencing/gpu-pool/permit-9f8a01c2...     ->  {"label": null, "of": 4, "permit": 2}
 
 The key ends with a digest of the owner id, so that the id itself never leaves the process. The keys of a lock are its
 line, in the order in which they were created: `fencing_sdk.backends._shared.node_line` says who of it holds. The
@@ -49,7 +49,7 @@ _DIGEST = 32
 
 _READER, _PERMIT = b"reader-", b"permit-"
 _LAST = re.compile(rf"(?:reader-|permit-)?[0-9a-f]{{{_DIGEST}}}")
-_WITHOUT_METADATA = b'{"metadata":null}'
+_WITHOUT_LABEL = b'{"label":null}'
 
 
 class EtcdKeys:
@@ -136,9 +136,9 @@ def value_of(claim: Claim, *, permit: int | None = None) -> bytes:
     A permit has its number once it is granted.
     """
     mode = claim.mode
-    if mode is LOCK and claim.metadata is None:
-        return _WITHOUT_METADATA
-    fields: dict[str, object] = {"metadata": claim.metadata}
+    if mode is LOCK and claim.label is None:
+        return _WITHOUT_LABEL
+    fields: dict[str, object] = {"label": claim.label}
     if mode == WRITER:
         fields["mode"] = mode.word
     elif isinstance(mode, Permit):
@@ -207,27 +207,27 @@ class LineKey(Entry):
         Raises:
             UnreadableAnswerError: another program wrote the key.
         """
-        mode, metadata, permit = self._facts
+        mode, label, permit = self._facts
         digest = self.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
         token = phase if mode == READER else self.created
-        return Holder(name, token, digest[:8], remaining, metadata, mode, permit, waiters=waiters)
+        return Holder(name, token, digest[:8], remaining, label, mode, permit, waiters=waiters)
 
 
 class _KeyFacts(NamedTuple):
     """What a key in the line says about its claim."""
 
     mode: Mode
-    metadata: str | None
+    label: str | None
     permit: int | None
 
     @classmethod
     def of(cls, shared: str, fields: dict[str, object]) -> _KeyFacts:
-        metadata = _text(fields.get("metadata"))
+        label = _text(fields.get("label"))
         if shared == "permit":
             permit = _number(fields["permit"]) if "permit" in fields else None
-            return cls(Permit(_number(fields["of"])), metadata, permit)
+            return cls(Permit(_number(fields["of"])), label, permit)
         alone = WRITER if fields.get("mode") == WRITER.word else LOCK
-        return cls(READER if shared else alone, metadata, None)
+        return cls(READER if shared else alone, label, None)
 
 
 def _text(value: object) -> str | None:

@@ -136,7 +136,7 @@ class EtcdOperating:
         for key in seen.waiting:
             with suppress(UnreadableAnswerError):  # another program has written the key
                 holder = key.holder(name, 0.0)
-                waiters.append(Waiting(holder.id, holder.mode, None, holder.metadata))  # when it came is not kept
+                waiters.append(Waiting(holder.id, holder.mode, None, holder.label))  # when it came is not kept
         return waiters
 
     # All names

@@ -60,7 +60,7 @@ __all__ = ["KahunaBackend", "from_url"]
 _PROBE = "fencing-sdk/open"
 """The lock that `KahunaBackend.open` asks about. It need not exist."""
 _BODY_LIMIT = 65_536
-"""Bytes of an answer. Kahuna's longest answer is an owner with its metadata, some 6 KiB."""
+"""Bytes of an answer. Kahuna's longest answer is an owner with its label, some 6 KiB."""
 _PROBE_TTL = 2.0
 """The ttl that decides how long one such question takes: a part of it, so that what it says is known in time."""
 _START = 4.4

@@ -2,7 +2,7 @@
 The REST contract of Kahuna: what a request says and what an answer means. No I/O happens here.
 
 For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
-owner id of the claim, followed by its metadata.
+owner id of the claim, followed by its label.
 
 An answer that is no outcome becomes an error: `BackendRefusedError` if it is permanent *and* certainly took no lock.
 Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna answers another request.
@@ -95,7 +95,7 @@ class RequestWriter:
 
 
 def _owner_text(claim: Claim) -> str:
-    text = claim.owner if claim.metadata is None else f"{claim.owner}\0{claim.metadata}"
+    text = claim.owner if claim.label is None else f"{claim.owner}\0{claim.label}"
     return b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -194,17 +194,17 @@ class KahunaAnswer:
         if not raw:
             msg = "the answer does not name the owner"
             raise UnreadableAnswerError(msg)
-        owner, metadata = _owner_and_metadata(raw)
-        return Holder(name, self.token, holder_of(owner), self.remaining(wall), metadata)
+        owner, label = _owner_and_label(raw)
+        return Holder(name, self.token, holder_of(owner), self.remaining(wall), label)
 
 
-def _owner_and_metadata(raw: bytes) -> tuple[str, str | None]:
+def _owner_and_label(raw: bytes) -> tuple[str, str | None]:
     try:
         text = raw.decode()
     except UnicodeDecodeError:  # a client of another kind: its owner ids are any bytes
         return raw.hex(), None
-    owner, separator, metadata = text.partition("\0")
-    return owner, metadata if separator else None
+    owner, separator, label = text.partition("\0")
+    return owner, label if separator else None
 
 
 BACKEND = "KahunaBackend"

@@ -40,7 +40,7 @@ class UnreadableRowError(Exception):
 
 
 _GRANTS = "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables"
-_ENCODING = "a name or metadata has a character that the database cannot store; its encoding should be UTF8"
+_ENCODING = "a name or a label has a character that the database cannot store; its encoding should be UTF8"
 _NOT_OURS = "the schema has tables or functions that are not those of this version; set another schema"
 _READ_ONLY: Verdict = (
     BackendUnavailableError,

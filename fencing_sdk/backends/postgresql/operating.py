@@ -89,15 +89,15 @@ def read_holders(page: Sequence[dict[str, Any]]) -> list[Holder]:
 
 
 def _holder(name: dict[str, Any], found: dict[str, Any]) -> Holder:
-    token, mode, permit, metadata = token_in(found["token"]), _mode(found), found["permit"], found["metadata"]
-    if not (isinstance(permit, int | None) and isinstance(metadata, str | None)):
+    token, mode, permit, label = token_in(found["token"]), _mode(found), found["permit"], found["label"]
+    if not (isinstance(permit, int | None) and isinstance(label, str | None)):
         raise TypeError
     return Holder(
         name=name["name"],
         token=token,
         id=holder_of(found["owner"]),
         remaining=max(0.0, seconds_in(float(found["left"]))),
-        metadata=metadata,
+        label=label,
         mode=mode,
         permit=permit,
         held_for=age_of(token, mode, int(name["now"])),
@@ -120,9 +120,9 @@ def read_line(line: Sequence[dict[str, Any]]) -> list[Waiting]:
 
 
 def _waiting(found: dict[str, Any]) -> Waiting:
-    if not isinstance(found["metadata"], str | None):
+    if not isinstance(found["label"], str | None):
         raise TypeError
-    return Waiting(holder_of(found["owner"]), _mode(found), _waiting_for(found), found["metadata"])
+    return Waiting(holder_of(found["owner"]), _mode(found), _waiting_for(found), found["label"])
 
 
 def _waiting_for(found: dict[str, Any]) -> float | None:

@@ -66,7 +66,7 @@ class PostgresqlRequests:
         """
         _check_storable(claim)
         mode, permits = mode_arguments(claim.mode)
-        asked = (claim.name, claim.owner, _micros(claim), claim.metadata, self._hybrid, mode)
+        asked = (claim.name, claim.owner, _micros(claim), claim.label, self._hybrid, mode)
         if channel is None and not claim.mode.shared:
             return self.acquire, asked
         return self.decide, (*asked, permits, channel, ticket)
@@ -79,7 +79,7 @@ class PostgresqlRequests:
             BackendRefusedError: a text or number of *to* cannot be stored.
         """
         _check_storable(to)
-        return of.name, of.owner, to.owner, _micros(to), to.metadata, self._hybrid, handed_over(to)
+        return of.name, of.owner, to.owner, _micros(to), to.label, self._hybrid, handed_over(to)
 
     def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
         """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
@@ -87,7 +87,7 @@ class PostgresqlRequests:
             name,
             [claim.owner for claim in claims],
             [str(_micros(claim)) for claim in claims],
-            [claim.metadata for claim in claims],
+            [claim.label for claim in claims],
             self._hybrid,
         )
 
@@ -123,8 +123,8 @@ def storable(text: str) -> bool:
 
 
 def _check_storable(claim: Claim) -> None:
-    if not (storable(claim.name) and (claim.metadata is None or storable(claim.metadata))):
-        raise BackendRefusedError(BACKEND, "acquire", "a name or metadata has a NUL or a lone surrogate; escape it")
+    if not (storable(claim.name) and (claim.label is None or storable(claim.label))):
+        raise BackendRefusedError(BACKEND, "acquire", "a name or a label has a NUL or a lone surrogate; escape it")
 
 
 def _micros(claim: Claim) -> int:

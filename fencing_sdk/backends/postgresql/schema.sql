@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_lock (
     token      bigint NOT NULL CHECK (token < 9007199254740992),
     expires_at timestamptz NOT NULL,          -- of the share that lasts longest, if it is shared
     mode       text,
-    metadata   text
+    label      text
 ) WITH (fillfactor = 50);                     -- room for the next version of a row in its own page
 
 -- What each reader has, and each owner of a permit. Shares of a name whose row has another owner are over.
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS :"schema".fencing_share (
     mode       text NOT NULL,
     permits    integer,                       -- how many there are, by this owner's claim
     permit     integer,
-    metadata   text,
+    label      text,
     PRIMARY KEY (name, owner)
 ) WITH (fillfactor = 50);
 
@@ -54,7 +54,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS :"schema".fencing_waiter (
     word     text NOT NULL,                   -- the waiter's ticket, which NOTIFY sends
     mode     text NOT NULL,
     permits  integer,
-    metadata text,
+    label    text,
     PRIMARY KEY (name, number),
     UNIQUE (name, owner)
 ) WITH (fillfactor = 50);
@@ -133,14 +133,14 @@ END $fencing$;
 
 -- Put a waiter at the end of the line. One that has its place keeps it, and gives a sign of life.
 CREATE OR REPLACE FUNCTION :"schema".fencing_stand(
-    p_name text, p_owner text, p_channel text, p_word text, p_mode text, p_permits integer, p_metadata text
+    p_name text, p_owner text, p_channel text, p_word text, p_mode text, p_permits integer, p_label text
 ) RETURNS void
 LANGUAGE plpgsql AS $fencing$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    INSERT INTO fencing_waiter AS w (number, name, owner, seen, channel, word, mode, permits, metadata)
-        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_mode, p_permits, p_metadata
+    INSERT INTO fencing_waiter AS w (number, name, owner, seen, channel, word, mode, permits, label)
+        SELECT coalesce(max(number), 0) + 1, p_name, p_owner, v_now, p_channel, p_word, p_mode, p_permits, p_label
           FROM fencing_waiter WHERE name = p_name
         ON CONFLICT (name, owner) DO UPDATE
         SET seen = v_now, channel = EXCLUDED.channel, word = EXCLUDED.word,
@@ -232,7 +232,7 @@ END $fencing$;
 -- Grant, repeat an earlier grant to the same owner, or refuse: then the token is NULL.
 -- A waiter gives its channel. The try is its sign of life. If it was silent for too long, it joins the end of the line.
 CREATE OR REPLACE FUNCTION :"schema".fencing_decide(
-    p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_mode text, p_permits integer,
+    p_name text, p_owner text, p_micros bigint, p_label text, p_hybrid boolean, p_mode text, p_permits integer,
     p_channel text, p_word text, OUT granted bigint, OUT seconds_left double precision, OUT permit integer
 )
 LANGUAGE plpgsql
@@ -287,7 +287,7 @@ BEGIN
     IF v_line AND seconds_left IS NULL THEN seconds_left := fencing_rival(p_name, p_owner, p_mode); END IF;
     IF seconds_left IS NOT NULL THEN
         IF p_channel IS NOT NULL THEN
-            PERFORM fencing_stand(p_name, p_owner, p_channel, p_word, p_mode, p_permits, p_metadata);
+            PERFORM fencing_stand(p_name, p_owner, p_channel, p_word, p_mode, p_permits, p_label);
         END IF;
         RETURN;
     END IF;
@@ -304,12 +304,12 @@ BEGIN
     granted := coalesce(granted, fencing_token(v_token, p_hybrid, clock_timestamp()));
     UPDATE fencing_lock l
        SET owner = CASE WHEN v_shares THEN '' ELSE p_owner END, token = greatest(l.token, granted), mode = p_mode,
-           metadata = CASE WHEN v_shares THEN NULL ELSE p_metadata END,
+           label = CASE WHEN v_shares THEN NULL ELSE p_label END,
            expires_at = greatest(v_expires_at, CASE WHEN v_owner = '' THEN l.expires_at END)
      WHERE l.name = p_name;
     IF v_shares THEN
-        INSERT INTO fencing_share (name, owner, token, expires_at, mode, permits, permit, metadata)
-            VALUES (p_name, p_owner, granted, v_expires_at, p_mode, p_permits, permit, p_metadata);
+        INSERT INTO fencing_share (name, owner, token, expires_at, mode, permits, permit, label)
+            VALUES (p_name, p_owner, granted, v_expires_at, p_mode, p_permits, permit, p_label);
     END IF;
     IF v_line THEN
         DELETE FROM fencing_waiter w WHERE w.name = p_name AND w.owner = p_owner;
@@ -320,7 +320,7 @@ END $fencing$;
 -- As fencing_decide, for a lock or a writer that does not wait. It asks fencing_decide unless the name is free, its
 -- line is empty and its row can be locked at once.
 CREATE OR REPLACE FUNCTION :"schema".fencing_acquire(
-    p_name text, p_owner text, p_micros bigint, p_metadata text, p_hybrid boolean, p_mode text,
+    p_name text, p_owner text, p_micros bigint, p_label text, p_hybrid boolean, p_mode text,
     OUT granted bigint, OUT seconds_left double precision, OUT permit integer
 )
 LANGUAGE plpgsql AS $fencing$
@@ -336,7 +336,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE :"schema".fencing_lock l
-               SET owner = p_owner, metadata = p_metadata, mode = p_mode,
+               SET owner = p_owner, label = p_label, mode = p_mode,
                    token = :"schema".fencing_token(l.token, p_hybrid, pg_catalog.clock_timestamp()),
                    expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+)
                        (p_micros OPERATOR(pg_catalog.*) interval '1 microsecond')
@@ -348,7 +348,7 @@ BEGIN
         END IF;
     END IF;
     SELECT d.granted, d.seconds_left, d.permit INTO granted, seconds_left, permit FROM :"schema".fencing_decide(
-        p_name, p_owner, p_micros, p_metadata, p_hybrid, p_mode, NULL, NULL, NULL
+        p_name, p_owner, p_micros, p_label, p_hybrid, p_mode, NULL, NULL, NULL
     ) d;
 END $fencing$;
 
@@ -448,7 +448,7 @@ BEGIN
     END IF;
     IF v_row.owner = p_owner THEN
         v_held := v_row.expires_at > v_now;
-        UPDATE fencing_lock l SET owner = NULL, mode = NULL, metadata = NULL, expires_at = v_now WHERE l.name = p_name;
+        UPDATE fencing_lock l SET owner = NULL, mode = NULL, label = NULL, expires_at = v_now WHERE l.name = p_name;
     ELSE
         DELETE FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner
             RETURNING s.expires_at > v_now INTO v_held;
@@ -475,7 +475,7 @@ BEGIN
           WHERE l.name OPERATOR(pg_catalog.=) p_name AND l.owner OPERATOR(pg_catalog.=) p_owner FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             UPDATE :"schema".fencing_lock l
-               SET owner = NULL, mode = NULL, metadata = NULL, expires_at = pg_catalog.clock_timestamp()
+               SET owner = NULL, mode = NULL, label = NULL, expires_at = pg_catalog.clock_timestamp()
              WHERE l.name OPERATOR(pg_catalog.=) p_name AND NOT EXISTS (
                  SELECT FROM :"schema".fencing_waiter w WHERE w.name OPERATOR(pg_catalog.=) p_name
              );
@@ -488,7 +488,7 @@ END $fencing$;
 -- Join the end of the line, unless the owner holds already. An owner that waits already keeps its place and gets the
 -- new channel and ticket.
 CREATE OR REPLACE FUNCTION :"schema".fencing_join(
-    p_name text, p_owner text, p_channel text, p_word text, p_metadata text, p_mode text, p_permits integer
+    p_name text, p_owner text, p_channel text, p_word text, p_label text, p_mode text, p_permits integer
 ) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
@@ -500,7 +500,7 @@ BEGIN
     IF v_owner = p_owner OR EXISTS (SELECT FROM fencing_share s WHERE s.name = p_name AND s.owner = p_owner) THEN
         RETURN false;
     END IF;
-    PERFORM fencing_stand(p_name, p_owner, p_channel, p_word, p_mode, p_permits, p_metadata);
+    PERFORM fencing_stand(p_name, p_owner, p_channel, p_word, p_mode, p_permits, p_label);
     RETURN true;
 END $fencing$;
 
@@ -573,17 +573,17 @@ BEGIN
     PERFORM fencing_check();
     RETURN (
         WITH taken AS (
-            SELECT l.name, l.owner, l.token, l.expires_at, l.metadata, l.mode FROM fencing_lock l
+            SELECT l.name, l.owner, l.token, l.expires_at, l.label, l.mode FROM fencing_lock l
              WHERE l.name = ANY (p_names) AND l.owner IS NOT NULL AND l.expires_at > v_now
         ), holder AS (
             SELECT t.name, t.owner, t.token,
                    greatest(extract(epoch FROM t.expires_at - clock_timestamp()), 0)::double precision AS left,
-                   t.metadata, t.mode, NULL AS permits, NULL AS permit
+                   t.label, t.mode, NULL AS permits, NULL AS permit
               FROM taken t WHERE t.owner <> ''
             UNION ALL
             SELECT s.name, s.owner, s.token,
                    greatest(extract(epoch FROM s.expires_at - clock_timestamp()), 0)::double precision,
-                   s.metadata, s.mode, s.permits, s.permit
+                   s.label, s.mode, s.permits, s.permit
               FROM fencing_share s JOIN taken t ON t.name = s.name AND t.owner = ''
              WHERE s.name = ANY (p_names) AND s.expires_at > v_now
         ), holders AS (
@@ -640,7 +640,7 @@ BEGIN
     PERFORM fencing_check();
     RETURN (
         SELECT json_agg(json_build_object(
-                   'owner', w.owner, 'mode', w.mode, 'permits', w.permits, 'metadata', w.metadata,
+                   'owner', w.owner, 'mode', w.mode, 'permits', w.permits, 'label', w.label,
                    'waiting', extract(epoch FROM v_now - w.since)::double precision
                ) ORDER BY w.number)
           FROM fencing_waiter w WHERE w.name = p_name
@@ -664,7 +664,7 @@ BEGIN
     IF v_row.owner IS NULL OR v_row.expires_at <= v_now THEN RETURN false; END IF;
     IF v_row.owner <> '' THEN
         IF v_row.token <> p_token THEN RETURN false; END IF;
-        UPDATE fencing_lock l SET owner = NULL, mode = NULL, metadata = NULL, expires_at = v_now WHERE l.name = p_name;
+        UPDATE fencing_lock l SET owner = NULL, mode = NULL, label = NULL, expires_at = v_now WHERE l.name = p_name;
         INSERT INTO fencing_revoked (name, owner, until, reason)
             VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', p_reason)
             ON CONFLICT (name, owner) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason;
@@ -690,7 +690,7 @@ END $fencing$;
 -- Pass the grant of one owner to another, in its mode and with its number, under a token of its own; readers keep theirs.
 -- A call that is repeated finds p_to as the owner. If p_of does not hold, refusal is what a renewal returns.
 CREATE OR REPLACE FUNCTION :"schema".fencing_transfer(
-    p_name text, p_of text, p_to text, p_micros bigint, p_metadata text, p_hybrid boolean, p_reason text,
+    p_name text, p_of text, p_to text, p_micros bigint, p_label text, p_hybrid boolean, p_reason text,
     OUT granted bigint, OUT permit integer, OUT refusal text
 )
 LANGUAGE plpgsql
@@ -720,14 +720,14 @@ BEGIN
         IF v_sharer = p_of AND v_mode = 'permit' THEN
             granted := fencing_token(v_row.token, p_hybrid, v_now);
         END IF;
-        UPDATE fencing_share s SET owner = p_to, token = granted, expires_at = v_expires_at, metadata = p_metadata
+        UPDATE fencing_share s SET owner = p_to, token = granted, expires_at = v_expires_at, label = p_label
          WHERE s.name = p_name AND s.owner = v_sharer;
         UPDATE fencing_lock l SET token = greatest(l.token, granted) WHERE l.name = p_name;
         PERFORM fencing_settle(p_name);
         IF v_sharer = p_to THEN RETURN; END IF;
     ELSIF v_row.owner = p_of AND v_row.expires_at > v_now THEN
         granted := fencing_token(v_row.token, p_hybrid, v_now);
-        UPDATE fencing_lock l SET owner = p_to, token = granted, expires_at = v_expires_at, metadata = p_metadata
+        UPDATE fencing_lock l SET owner = p_to, token = granted, expires_at = v_expires_at, label = p_label
          WHERE l.name = p_name;
     ELSE
         refusal := fencing_refusal(v_row.owner, v_row.expires_at, v_now);
@@ -749,7 +749,7 @@ $fencing$;
 -- As fencing_decide, for readers that have places in the line of one name, all together. Return the token of each that
 -- is granted, NULL for each that has to wait, and -1 for each that has no place: that one asks alone.
 CREATE OR REPLACE FUNCTION :"schema".fencing_readers(
-    p_name text, p_owners text[], p_micros text[], p_metadata text[], p_hybrid boolean,
+    p_name text, p_owners text[], p_micros text[], p_label text[], p_hybrid boolean,
     OUT granted bigint[], OUT seconds_left double precision
 )
 LANGUAGE plpgsql
@@ -785,12 +785,12 @@ BEGIN
 
         SELECT max(s.token) INTO v_token FROM fencing_share s WHERE s.name = p_name;
         v_token := coalesce(v_token, fencing_token(v_row.token, p_hybrid, v_now));
-        INSERT INTO fencing_share (name, owner, token, expires_at, mode, metadata)
-            SELECT p_name, c.owner, v_token, v_now + c.micros::bigint * interval '1 microsecond', 'reader', c.metadata
-              FROM unnest(p_owners, p_micros, p_metadata) AS c (owner, micros, metadata)
+        INSERT INTO fencing_share (name, owner, token, expires_at, mode, label)
+            SELECT p_name, c.owner, v_token, v_now + c.micros::bigint * interval '1 microsecond', 'reader', c.label
+              FROM unnest(p_owners, p_micros, p_label) AS c (owner, micros, label)
              WHERE c.owner = ANY (v_entered);
         UPDATE fencing_lock l
-           SET owner = '', token = greatest(l.token, v_token), mode = 'reader', metadata = NULL, expires_at = last.at
+           SET owner = '', token = greatest(l.token, v_token), mode = 'reader', label = NULL, expires_at = last.at
           FROM (SELECT max(s.expires_at) AS at FROM fencing_share s WHERE s.name = p_name) last WHERE l.name = p_name;
         PERFORM fencing_wake(p_name, cardinality(v_entered));
     END entering;

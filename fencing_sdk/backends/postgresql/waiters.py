@@ -90,7 +90,7 @@ class PostgresqlWaiters:
         try:
             self._listener.open()
             waiter.channel = self._listener.channel
-            arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket, claim.metadata)
+            arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket, claim.label)
             await self._connection.ask(self._requests.join, (*arguments, *mode_arguments(claim.mode)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_PATIENCE):

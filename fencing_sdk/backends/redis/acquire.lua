@@ -3,7 +3,7 @@
 -- [name]
 -- The keys of the name that a script is about; a script about several names sets them for one after the other. What a
 -- script does not need, it does not get. No call of unpack: what a plain lock runs is as short as it can be.
---   lease    who holds: OWNER NUL TOKEN NUL METADATA, or several: see shares.lua
+--   lease    who holds: OWNER NUL TOKEN NUL LABEL, or several: see shares.lua
 --   last     the last token
 --   q, w     the line: see line.lua
 --   e, h     several shares: see shares.lua
@@ -14,14 +14,14 @@ local kind, retention = ARGV[1], ARGV[2]
 -- [grant]
 -- Grant the name: return the token in digits, or an error; or nil if another owner holds it, and it is not *free* anyway.
 -- The lease is written first: one command finds out whether the name is free, and takes it.
-local function grant(lease, last, kind, retention, owner, ttl, metadata, free, time)
+local function grant(lease, last, kind, retention, owner, ttl, label, free, time)
   local token = 1
   if kind == 'hybrid' then
     time = time or redis.call('TIME')
     token = tonumber(time[1]) * 100000 + math.floor(tonumber(time[2]) / 10) -- 15 digits until 2286
   end
   local digits = string.format('%.0f', token) -- token .. '' would keep only 14 digits
-  local taken = redis.pcall('SET', lease, owner .. '\0' .. digits .. '\0' .. metadata, 'PX', ttl, free and 'GET' or 'NX')
+  local taken = redis.pcall('SET', lease, owner .. '\0' .. digits .. '\0' .. label, 'PX', ttl, free and 'GET' or 'NX')
   if not taken and not free then return nil end
   if type(taken) == 'table' and taken.err then return taken end
   local before
@@ -37,7 +37,7 @@ local function grant(lease, last, kind, retention, owner, ttl, metadata, free, t
     token, problem = higher + 1, 'TOKENRANGE the next token would not fit into 53 bits'
     if token < 9007199254740992 then
       digits = string.format('%.0f', token)
-      redis.call('SET', lease, owner .. '\0' .. digits .. '\0' .. metadata, 'PX', ttl)
+      redis.call('SET', lease, owner .. '\0' .. digits .. '\0' .. label, 'PX', ttl)
       redis.call('SET', last, digits, 'KEEPTTL')
       return digits
     end
@@ -52,15 +52,15 @@ end
 -- Grant, or repeat an earlier grant to the same owner, or refuse. A share goes on in [acquire beside] where others hold the
 -- name; where there is a line, [acquire in line] decides.
 --   KEYS  lease, last, q, w; for a share also e, h
---   ARGV  kind, retention, owner, ttl in ms, metadata, 'fair' or 'barge' (a free name goes to the first request); for a
+--   ARGV  kind, retention, owner, ttl in ms, label, 'fair' or 'barge' (a free name goes to the first request); for a
 --         share also its mode and the number of permits
 --   ->    "TOKEN" granted; of a share {"TOKEN", permit or -1} | the ms until another try makes sense (-1: the lease has
 --         no ttl)
-local owner, ttl, metadata, mode, permits = ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[8]
-local holder, kept, permit = owner, metadata, nil
+local owner, ttl, label, mode, permits = ARGV[3], ARGV[4], ARGV[5], ARGV[7], ARGV[8]
+local holder, kept, permit = owner, label, nil
 if mode then
   permit = mode == 'permit' and 0 or -1
-  holder, kept = '', '=' .. mode .. '\0' .. owner .. '\0' .. permit .. '\0' .. permits .. '\0' .. metadata
+  holder, kept = '', '=' .. mode .. '\0' .. owner .. '\0' .. permit .. '\0' .. permits .. '\0' .. label
 end
 local line = redis.pcall('PEXPIRE', q, 12000) -- a write that finds out whether there is a line
 if type(line) == 'table' then return line end
@@ -93,7 +93,7 @@ if not has_room(held, mode, permits) then
   local first = is_shared(held) and is_spread(held) and redis.call('ZRANGE', e, 0, 0, 'WITHSCORES')[2]
   return first and math.ceil(tonumber(first) - now) or redis.call('PTTL', lease)
 end
-if line == 0 then return share(held, owner, ttl, mode, permits, metadata, time) end
+if line == 0 then return share(held, owner, ttl, mode, permits, label, time) end
 
 -- [acquire in line]
 -- There is room. Is it the owner's turn?
@@ -111,7 +111,7 @@ end
 
 local granted
 if held then
-  granted = share(held, owner, ttl, mode, permits, metadata, time)
+  granted = share(held, owner, ttl, mode, permits, label, time)
 else
   local token = grant(lease, last, kind, retention, holder, ttl, kept, false, time)
   granted = permit and type(token) == 'string' and {token, permit} or token

@@ -119,15 +119,15 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
     lease, left, micros = reply
     remaining, now = _seconds(left), _micros(micros)
     try:
-        owner, number, metadata = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
-        token, text = read_token(number.encode()), metadata.removeprefix(WRITES)
+        owner, number, label = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        token, text = read_token(number.encode()), label.removeprefix(WRITES)
         return Holder(
             name,
             token,
             holder_of(owner),
             math.inf if remaining is None else remaining,
             text[1:] if text else None,
-            LOCK if text == metadata else WRITER,
+            LOCK if text == label else WRITER,
             held_for=age_of(token, LOCK, now),
         )
     except ValueError:
@@ -161,11 +161,11 @@ def _read_share_of(name: str, now: int, owner: Reply, left: Reply, entry: Reply)
     remaining = _seconds(left) or 0.0
     try:
         words = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
-        token, permit, permits, metadata = read_token(words[0].encode()), *words[1:]
+        token, permit, permits, label = read_token(words[0].encode()), *words[1:]
         number = int(permit)
         mode = READER if number < 0 else Permit(of=int(permits))
         holder = holder_of((owner if isinstance(owner, bytes) else b"").decode())
-        text = metadata[1:] if metadata else None
+        text = label[1:] if label else None
         age = age_of(token, mode, now)
         return Holder(name, token, holder, remaining, text, mode, None if number < 0 else number, held_for=age)
     except ValueError:

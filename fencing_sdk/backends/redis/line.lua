@@ -2,7 +2,7 @@
 
 -- [time]
 --   q  sorted set: owner -> number of arrival
---   w  hash: owner -> "MILLISECONDS WAY MODE PERMITS SIGN TTL TICKET COMMAND CHANNEL NUL METADATA": when its last sign of
+--   w  hash: owner -> "MILLISECONDS WAY MODE PERMITS SIGN TTL TICKET COMMAND CHANNEL NUL LABEL": when its last sign of
 --      life came by this server's clock, and what the waiter said in it
 --      '' -> a number of arrival up to which only readers wait: see [serve]
 --   WAY  'direct': hand it the lock; 'silent': only in the answer to its sign, as it hears no message; 'wake': wake it,
@@ -38,7 +38,7 @@ local function publish(command, channel, message) -- if this is not permitted, t
   return type(heard) == 'number' and heard > 0
 end
 
--- Return at, way, mode, permits, sign, ttl, ticket, command, channel and metadata of a waiter; or nil, and maybe an error.
+-- Return at, way, mode, permits, sign, ttl, ticket, command, channel and label of a waiter; or nil, and maybe an error.
 local function read_waiter(owner)
   local kept = redis.pcall('HGET', w, owner)
   if type(kept) == 'table' then return nil, kept end
@@ -95,7 +95,7 @@ local function serve(held, time, asking)
     failed = head.err and head or nil
     local owner = head[1]
     if not owner then break end
-    local at, way, mode, permits, sign, ttl, ticket, command, channel, metadata = read_waiter(owner)
+    local at, way, mode, permits, sign, ttl, ticket, command, channel, label = read_waiter(owner)
     local age = at and now - tonumber(at) or LINE_TTL
     if not at and way then
       failed = way
@@ -108,9 +108,9 @@ local function serve(held, time, asking)
       local reached = asking[owner] and way ~= 'wake'
       if reached or (way == 'direct' and age <= SUSPECT) then
         if digits then
-          redis.call('SET', lease, owner .. '\0' .. digits .. '\0' .. metadata, 'PX', ttl)
+          redis.call('SET', lease, owner .. '\0' .. digits .. '\0' .. label, 'PX', ttl)
         else
-          digits = grant(lease, last, kind, retention, owner, ttl, metadata, true, time)
+          digits = grant(lease, last, kind, retention, owner, ttl, label, true, time)
           if type(digits) == 'table' then failed = digits end
         end
         -- Granted first, then announced. The message names the sign of life from which the grant counts.

@@ -39,11 +39,11 @@ local function described(held, waiters)
   local left = redis.call('PTTL', lease)
   local found = {held, left, waiters, micros}
   if not is_shared(held) then return found end
-  local token, _, owner, permit, permits, metadata = string.match(held, '^%z(%d+)'), read_shared(held)
+  local token, _, owner, permit, permits, label = string.match(held, '^%z(%d+)'), read_shared(held)
   local ends = {owner, now + left}
   if owner == '' then ends = redis.call('ZRANGEBYSCORE', e, string.format('(%.0f', now), '+inf', 'WITHSCORES') end
   for i = 1, #ends, 2 do
-    local entry = owner ~= '' and token .. ' ' .. permit .. ' ' .. permits .. ' ' .. metadata
+    local entry = owner ~= '' and token .. ' ' .. permit .. ' ' .. permits .. ' ' .. label
     found[#found + 1] = ends[i]
     found[#found + 1] = math.ceil(tonumber(ends[i + 1]) - now)
     found[#found + 1] = entry or redis.call('HGET', h, ends[i]) or token .. ' -1 0 '
@@ -155,9 +155,9 @@ return 1
 -- Pass the grant of one owner to another, in its mode and with its number, under a token of its own; readers keep theirs.
 -- A call that is repeated finds the heir as the owner. The line stays as it is, because no room was freed.
 --   KEYS  lease, last, q, w, e, h, x
---   ARGV  kind, retention, owner, heir, ttl in ms, metadata, reason for the former owner
+--   ARGV  kind, retention, owner, heir, ttl in ms, label, reason for the former owner
 --   ->    "TOKEN", of a share {"TOKEN", permit or -1} | 0 the owner holds nothing | -1 another owner holds the name
-local x, owner, heir, ttl, metadata, reason = KEYS[7], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local x, owner, heir, ttl, label, reason = KEYS[7], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' then return held end
 if not held then return 0 end
@@ -172,7 +172,7 @@ if not is_shared(held) then
   end
   if holder ~= owner then return -1 end
   local left = redis.call('PTTL', lease)
-  token = grant(lease, last, kind, retention, heir, ttl, metadata, true, time)
+  token = grant(lease, last, kind, retention, heir, ttl, label, true, time)
   if type(token) == 'table' then
     redis.call('SET', lease, held, 'PX', left)
     return token
@@ -198,7 +198,7 @@ if permit >= 0 then
 end
 redis.call('ZREM', e, owner)
 redis.call('HDEL', h, owner)
-note_share(heir, now + ttl, token, permit, permits, metadata)
+note_share(heir, now + ttl, token, permit, permits, label)
 settle(now)
 note(x, owner, tonumber(ends) - now, reason)
 return {token, permit}

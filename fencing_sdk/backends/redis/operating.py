@@ -174,11 +174,11 @@ def _read_listed(name: str, lock: Reply) -> list[Holder]:
 
 def _read_waiter(owner: Reply, sign: Reply) -> list[Waiting]:
     """Read one waiter; nothing if it has gone without leaving. When it came is not kept."""
-    said, _, metadata = _text(sign).partition("\0")
+    said, _, label = _text(sign).partition("\0")
     match said.split(" "):
         case [_, _, word, permits, *_]:
             mode: Mode = Permit(int(permits)) if word == "permit" else _MODES[word]
-            return [Waiting(holder_of(_text(owner)), mode, None, metadata[1:] if metadata else None)]
+            return [Waiting(holder_of(_text(owner)), mode, None, label[1:] if label else None)]
     return []
 
 

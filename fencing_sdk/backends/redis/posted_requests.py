@@ -32,7 +32,7 @@ _SUFFIX = 2
 """Characters that every key of a lock has behind its tag."""
 
 Parts = tuple[Any, ...]
-"""What is filled in: the length of a key, the tag; then a length and a text each for owner, ttl and metadata."""
+"""What is filled in: the length of a key, the tag; then a length and a text each for owner, ttl and label."""
 
 
 class PackedCall:
@@ -41,7 +41,7 @@ class PackedCall:
     __slots__ = ("_format", "_pick")
 
     def __init__(self, call: ScriptCall, tag: str) -> None:
-        open_words = {_OPEN.owner: 2, str(milliseconds(_OPEN.ttl)): 4, stored(_OPEN.metadata): 6}
+        open_words = {_OPEN.owner: 2, str(milliseconds(_OPEN.ttl)): 4, stored(_OPEN.label): 6}
         commands = [call.by_hash(), *([("EXISTS", *call.follow)] if call.follow else [])]
         order: list[int] = []
         text = ""
@@ -106,8 +106,8 @@ class RedisPosts:
         if pipe is None:
             return None
         packed_tag, owner, ttl = tag.encode(), claim.owner.encode(), b"%d" % milliseconds(claim.ttl)
-        metadata = stored(claim.metadata).encode()
-        parts = (len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner, len(ttl), ttl, len(metadata), metadata)
+        label = stored(claim.label).encode()
+        parts = (len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner, len(ttl), ttl, len(label), label)
         post = AcquirePost(pipe, answer, self._losses, lease, claim)
         return post if pipe.post(self._acquire(parts), post, followed=True) else None
 

@@ -3,13 +3,13 @@ The requests of the backend as calls of scripts. `answers.py` reads what comes b
 
 The keys of a lock are all in one slot of a Redis Cluster:
 
-    {fencing:invoices/42}:l    the lease: owner NUL token NUL, 'w' if it is a writer's, then '=' and metadata, if any;
+    {fencing:invoices/42}:l    the lease: owner NUL token NUL, 'w' if it is a writer's, then '=' and the label, if any;
                                of shares see `shares.lua`
     {fencing:invoices/42}:t    the last token granted
     {fencing:invoices/42}:q    the line: the owners that wait, in the order of arrival
     {fencing:invoices/42}:w    the line: the last sign of life of each owner, and what a grant and a message need
     {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
-    {fencing:invoices/42}:h    permits and readers: the token, the permit and the metadata of each owner
+    {fencing:invoices/42}:h    permits and readers: the token, the permit and the label of each owner
     {fencing:invoices/42}:x    owner -> why its grant was revoked, for as long as that would have lasted
     {fencing:invoices/42}:n    never written; see `never_key`
 
@@ -54,7 +54,7 @@ from fencing_sdk.errors import ConfigurationError, shown
 DEFAULT_PREFIX = "fencing"
 LEASE = ":l"
 WRITES = "w"
-"""What stands in a lease before the metadata if its owner is a writer."""
+"""What stands in a lease before the label if its owner is a writer."""
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
 """What has a meaning in the pattern of SCAN."""
@@ -108,7 +108,7 @@ class RedisKeys:
 
 
 def lease_key(tag: str) -> str:
-    """The key of the lease: the holder, its token and its metadata."""
+    """The key of the lease: the holder, its token and its label."""
     return f"{tag}{LEASE}"
 
 
@@ -162,7 +162,7 @@ class WaiterSign(NamedTuple):
         """What the server keeps, behind its own time."""
         claim, ttl = self.claim, milliseconds(self.claim.ttl)
         asks = f"{self.way} {claim.mode.word} {_permits(claim)} {self.sent_at} {ttl}"
-        return f"{asks} {self.ticket} {self.command} {self.channel}\0{stored(claim.metadata)}"
+        return f"{asks} {self.ticket} {self.command} {self.channel}\0{stored(claim.label)}"
 
 
 class RedisRequests:
@@ -214,9 +214,9 @@ class RedisRequests:
         """Ask for a grant; the reply is what `answers.read_acquired` reads."""
         tag = self._keys.tag(claim.name)
         keys = _lock_keys(tag)
-        metadata = _metadata_of(claim)
+        label = _label_of(claim)
         order = "fair" if self.fair else "barge"
-        arguments = (*self._tokens, claim.owner, milliseconds(claim.ttl), metadata, order)
+        arguments = (*self._tokens, claim.owner, milliseconds(claim.ttl), label, order)
         if not claim.mode.shared:
             return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[:1])
         all_keys = self._whole(tag, *keys, *share_keys(tag))
@@ -239,7 +239,7 @@ class RedisRequests:
         keys = _lock_keys(tag)
         arguments: tuple[Argument, ...] = (*self._tokens, claim.owner)
         if claim.mode.shared:
-            arguments += (int(claim.mode != READER or claim.metadata is not None),)
+            arguments += (int(claim.mode != READER or claim.label is not None),)
         if claim.mode.shared or waits:
             keys += share_keys(tag)
         return ScriptCall(RELEASE, self._whole(tag, *keys), arguments, untracked=claim.mode.shared)
@@ -258,7 +258,7 @@ class RedisRequests:
         return self.release(claim)._replace(keys=(self.lease(claim.name),))
 
     def renew_share_alone(self, claim: Claim) -> tuple[ScriptCall, ...]:
-        """Renew a share with fewer keys: it stands in the lease, or is that of a reader without metadata."""
+        """Renew a share with fewer keys: it stands in the lease, or is that of a reader without a label."""
         call = self.renew((claim,))
         return tuple(call._replace(keys=call.keys[:count]) for count in ((1, 2) if claim.mode == READER else (1,)))
 
@@ -319,7 +319,7 @@ class RedisRequests:
         """Pass the grant of one claim to another; the reply is what `answers.read_transfer` reads."""
         tag = self._keys.tag(of.name)
         keys = self._whole(tag, *_lock_keys(tag), *share_keys(tag), revoked_key(tag))
-        heir = (to.owner, milliseconds(to.ttl), _metadata_of(to), handed_over(to))
+        heir = (to.owner, milliseconds(to.ttl), _label_of(to), handed_over(to))
         return ScriptCall(TRANSFER, keys, (*self._tokens, of.owner, *heir), self.replicas, untracked=True)
 
     def revoked(self, claim: Claim) -> ScriptCall:
@@ -345,14 +345,14 @@ def _permits(claim: Claim) -> int:
     return claim.mode.of if isinstance(claim.mode, Permit) else 0
 
 
-def _metadata_of(claim: Claim) -> str:
+def _label_of(claim: Claim) -> str:
     """What the lease of *claim* has behind its token."""
-    return stored(claim.metadata) if claim.mode != WRITER else f"{WRITES}{stored(claim.metadata)}"
+    return stored(claim.label) if claim.mode != WRITER else f"{WRITES}{stored(claim.label)}"
 
 
-def stored(metadata: str | None) -> str:
-    """Mark metadata, so that an empty text differs from no metadata."""
-    return "" if metadata is None else f"={metadata}"
+def stored(label: str | None) -> str:
+    """Mark a label, so that an empty text differs from None."""
+    return "" if label is None else f"={label}"
 
 
 def _check_retention(retention: object) -> float:

@@ -3,10 +3,10 @@
 -- [shares]
 --   lease  while the name is shared: NUL TOKEN NUL '=' MODE, as if an owner with an empty id held a lock. It expires with
 --          the share that lasts longest, so that locks and writers are refused by what they read anyway. While one share
---          was never joined by another, it stands in the lease: NUL OWNER NUL PERMIT NUL PERMITS NUL METADATA. The
+--          was never joined by another, it stands in the lease: NUL OWNER NUL PERMIT NUL PERMITS NUL LABEL. The
 --          second share spreads them to e and h:
 --   e      sorted set: owner -> when its share ends, in ms since 1970
---   h      hash: owner -> "TOKEN PERMIT PERMITS METADATA"; a reader has the permit -1, and no entry without metadata
+--   h      hash: owner -> "TOKEN PERMIT PERMITS LABEL"; a reader has the permit -1, and has an entry only if it has a label
 -- The shares are over if the lease is gone or has another owner: an operator may have deleted it. What e and h have is
 -- void while one share stands in the lease.
 
@@ -14,7 +14,7 @@ local function is_shared(held)
   return held and string.sub(held, 1, 1) == '\0'
 end
 
--- Return the lease without its share; then owner, permit, permits and metadata of the share, if one stands in it.
+-- Return the lease without its share; then owner, permit, permits and label of the share, if one stands in it.
 local function read_shared(held)
   return string.match(held, '^(%z%d+%z=%a+)%z?(%Z*)%z?(-?%d*)%z?(%d*)%z?(.*)$')
 end
@@ -69,18 +69,18 @@ end
 
 -- [sharing]
 -- What grants and revocations need besides.
-local function note_share(owner, ends, token, permit, permits, metadata)
+local function note_share(owner, ends, token, permit, permits, label)
   redis.call('ZADD', e, string.format('%.0f', ends), owner)
-  if tonumber(permit) < 0 and metadata == '' then return end
-  redis.call('HSET', h, owner, token .. ' ' .. permit .. ' ' .. permits .. ' ' .. metadata)
+  if tonumber(permit) < 0 and label == '' then return end
+  redis.call('HSET', h, owner, token .. ' ' .. permit .. ' ' .. permits .. ' ' .. label)
 end
 
 -- Move the share that stands in the lease to e and h; return the lease.
 local function spread(held, now)
-  local rest, owner, permit, permits, metadata = read_shared(held)
+  local rest, owner, permit, permits, label = read_shared(held)
   if owner == '' then return held end
   redis.call('DEL', e, h)
-  note_share(owner, now + redis.call('PTTL', lease), string.match(held, '^%z(%d+)'), permit, permits, metadata)
+  note_share(owner, now + redis.call('PTTL', lease), string.match(held, '^%z(%d+)'), permit, permits, label)
   redis.call('SET', lease, rest, 'KEEPTTL')
   return rest
 end
@@ -107,7 +107,7 @@ end
 
 -- Grant a share beside others: return {token, permit or -1}, or an error. Readers share the token of the first one; a
 -- permit gets a token of its own, and the lowest free number.
-local function share(held, owner, ttl, mode, permits, metadata, time)
+local function share(held, owner, ttl, mode, permits, label, time)
   local now = milliseconds(time)
   held = spread(held, now)
   local token, permit = string.match(held, '^%z(%d+)'), -1
@@ -119,7 +119,7 @@ local function share(held, owner, ttl, mode, permits, metadata, time)
     permit = 0
     while taken[tostring(permit)] do permit = permit + 1 end
   end
-  note_share(owner, now + ttl, token, permit, permits, metadata)
+  note_share(owner, now + ttl, token, permit, permits, label)
   settle(now)
   return {token, permit}
 end

@@ -69,14 +69,14 @@ class SqliteRows:
     def _grants(self) -> dict[str, GrantRow]:
         if self._held is None:
             self._held = {}
-            for owner, token, boot, since, renewed, expires, metadata, word, permits, permit in self._file.execute(
-                "SELECT owner, token, boot, since, renewed, expires, metadata, mode, permits, permit"
+            for owner, token, boot, since, renewed, expires, label, word, permits, permit in self._file.execute(
+                "SELECT owner, token, boot, since, renewed, expires, label, mode, permits, permit"
                 " FROM fencing_lock WHERE name = :name",
                 name=self._name,
             ):
                 if boot == self._place.boot and renewed <= self._micros + TOLERANCE and self._micros < expires:
                     mode, ends = _mode_of(word, permits), expires / SECOND
-                    self._held[owner] = GrantRow(owner, token, ends, mode, permit, metadata, since / SECOND)
+                    self._held[owner] = GrantRow(owner, token, ends, mode, permit, label, since / SECOND)
                 else:
                     self._ended = True
         return self._held
@@ -88,8 +88,8 @@ class SqliteRows:
             self._forget_ended()
         self._file.execute(
             "INSERT INTO fencing_lock"
-            " (name, owner, token, boot, since, renewed, expires, metadata, mode, permits, permit)"
-            " VALUES (:name, :owner, :token, :boot, :since, :now, :expires, :metadata, :mode, :permits, :permit)",
+            " (name, owner, token, boot, since, renewed, expires, label, mode, permits, permit)"
+            " VALUES (:name, :owner, :token, :boot, :since, :now, :expires, :label, :mode, :permits, :permit)",
             name=self._name,
             owner=grant.owner,
             token=grant.token,
@@ -97,7 +97,7 @@ class SqliteRows:
             since=round(grant.since * SECOND),
             now=self._micros,
             expires=_end_of(grant),
-            metadata=grant.metadata,
+            label=grant.label,
             mode=grant.mode.word,
             permits=_permits_of(grant.mode),
             permit=grant.permit,
@@ -139,14 +139,14 @@ class SqliteRows:
 
     def line(self) -> Iterator[WaiterRow]:
         """See `Rows.line`."""
-        for owner, boot, group, slot, network, socket, ticket, word, permits, since, metadata in self._file.execute(
-            "SELECT owner, boot, waiter_group, slot, network, socket, ticket, mode, permits, since, metadata"
+        for owner, boot, group, slot, network, socket, ticket, word, permits, since, label in self._file.execute(
+            "SELECT owner, boot, waiter_group, slot, network, socket, ticket, mode, permits, since, label"
             " FROM fencing_waiter WHERE name = :name ORDER BY number",
             name=self._name,
         ):
             silent_at = self._place.silent_at(boot, slot, self._micros) / SECOND
             address = WaiterAddress(socket, group, ticket) if network == self._place.network else None
-            yield WaiterRow(owner, _mode_of(word, permits), silent_at, since / SECOND, metadata, address)
+            yield WaiterRow(owner, _mode_of(word, permits), silent_at, since / SECOND, label, address)
 
     def join(self, claim: Claim, address: object) -> None:
         """See `Rows.join`."""
@@ -155,9 +155,9 @@ class SqliteRows:
         self._place.signs.give(slot, self._micros)
         self._file.execute(
             "INSERT INTO fencing_waiter"
-            " (name, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits, since, metadata)"
+            " (name, owner, boot, waiter_group, slot, network, socket, ticket, mode, permits, since, label)"
             " VALUES"
-            " (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket, :mode, :permits, :now, :metadata)"
+            " (:name, :owner, :boot, :group, :slot, :network, :socket, :ticket, :mode, :permits, :now, :label)"
             " ON CONFLICT (name, owner) DO NOTHING",
             name=claim.name,
             owner=claim.owner,
@@ -170,7 +170,7 @@ class SqliteRows:
             mode=claim.mode.word,
             permits=_permits_of(claim.mode),
             now=self._micros,
-            metadata=claim.metadata,
+            label=claim.label,
         )
 
     def _slot(self, group: str) -> int:

@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS fencing_lock (
     since    INTEGER NOT NULL,
     renewed  INTEGER NOT NULL,
     expires  INTEGER NOT NULL,
-    metadata TEXT,
+    label TEXT,
     mode     TEXT NOT NULL,  -- lock, writer, reader or permit
     permits  INTEGER,        -- of a permit: how many there are
     permit   INTEGER,        -- and its number
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS fencing_waiter (
     mode    TEXT NOT NULL,
     permits INTEGER,
     since   INTEGER NOT NULL,  -- when it joined
-    metadata TEXT,
+    label TEXT,
     UNIQUE (name, owner)
 );
 CREATE INDEX IF NOT EXISTS fencing_waiter_line ON fencing_waiter (name, number);

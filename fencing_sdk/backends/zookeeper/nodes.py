@@ -199,7 +199,7 @@ def is_of(node: LineNode, session: int) -> bool:
 def written(claim: Claim) -> bytes:
     """The data of a node."""
     of = claim.mode.of if isinstance(claim.mode, Permit) else None
-    fields = {"ttl": claim.ttl, "metadata": claim.metadata, "of": of}
+    fields = {"ttl": claim.ttl, "label": claim.label, "of": of}
     return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
 
@@ -268,10 +268,10 @@ def read_holder(
 ) -> Holder:
     """What `inspect` shows: *left* are the seconds that remain, where they are known, *phase* is a reader's token."""
     fields = _fields(data)
-    ttl, metadata = fields.get("ttl"), fields.get("metadata")
+    ttl, label = fields.get("ttl"), fields.get("label")
     if left is None:
         left = float(ttl) if isinstance(ttl, int | float) and 0 < ttl < TOKEN_LIMIT else 0.0
-    shown = metadata if isinstance(metadata, str) else None
+    shown = label if isinstance(label, str) else None
     token = read_token(data, stat) if phase is None else phase
     mode = _mode(node, fields.get("of"))
     return Holder(name, token, node.mark[:8], left, shown, mode, node.permit, waiters=waiters)

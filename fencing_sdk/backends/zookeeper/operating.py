@@ -120,7 +120,7 @@ class ZooKeeperOperating:
                 if read is not None:
                     holder = read_holder(name, node, read.data, read.stat, None)
                     waiting_for = max(0.0, wall_seconds() - read.stat.ctime / 1000)
-                    waiters.append(Waiting(holder.id, holder.mode, waiting_for, holder.metadata))
+                    waiters.append(Waiting(holder.id, holder.mode, waiting_for, holder.label))
         return waiters
 
     # All names

@@ -48,7 +48,7 @@ _ODD_NUMBERS = {
     "heartbeat_interval": (*_NO_NUMBERS, 0, 1e308, 30),
     "max_hold": (*_NO_NUMBERS, 0),
 }
-_ODD_METADATA: tuple[object, ...] = ("x" * 1025, "a\0b", "\ud800", b"text", 42, True, ["text"], {})
+_ODD_LABELS: tuple[object, ...] = ("x" * 1025, "a\0b", "\ud800", b"text", 42, True, ["text"], {})
 _ODD_NAMES = ("", "a\0b", "a\nb", "a\r", "\x7f", "\ud800", "x" * 513, "\N{LOCK}" * 129, None, 42, b"a", True)
 
 
@@ -58,10 +58,10 @@ class FrontDoorPromises(BackendUnderTest):
     async def test_async_with_holds_the_lock_and_gives_it_back(self, backend: Backend) -> None:
         """The store shows the holder while the body runs, and no holder afterwards."""
         async with LockClient(backend) as locks:
-            async with locks.lock(NAME, metadata="batch 7") as lease:
+            async with locks.lock(NAME, label="batch 7") as lease:
                 holder = await locks.inspect(NAME)
                 assert holder is not None
-                assert (holder.token, holder.id, holder.metadata) == (lease.token, lease.holder, "batch 7")
+                assert (holder.token, holder.id, holder.label) == (lease.token, lease.holder, "batch 7")
             assert await locks.inspect(NAME) is None
 
     async def test_a_client_may_be_opened_again(self, backend: Backend) -> None:
@@ -116,7 +116,7 @@ class FrontDoorPromises(BackendUnderTest):
         entered = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
-            lock = locks.lock(NAME, ttl=60, heartbeat_interval=1, metadata="")  # time for both calls between two beats
+            lock = locks.lock(NAME, ttl=60, heartbeat_interval=1, label="")  # time for both calls between two beats
             async with lock as lease:
                 entered.set_result(lease.owner)
                 await asyncio.Event().wait()
@@ -133,7 +133,7 @@ class FrontDoorPromises(BackendUnderTest):
         """Found by the release, if not earlier: a body that ends before the next heartbeat is no success."""
         told: list[Event] = []
         async with LockClient(backend, observers=[told.append]) as locks, aclosing(reopen()) as other, self.soon():
-            lock = locks.lock(NAME, ttl=60, heartbeat_interval=15, metadata="")
+            lock = locks.lock(NAME, ttl=60, heartbeat_interval=15, label="")
             for hold in (_entered, _held):
                 with pytest.raises(LeaseLostError) as lost:
                     async with hold(lock) as lease:
@@ -208,13 +208,13 @@ class FrontDoorPromises(BackendUnderTest):
                 await locks.inspect(name)
         assert counted.calls == []
 
-    async def test_invalid_metadata_is_refused_before_the_store_sees_it(self, backend: Backend) -> None:
+    async def test_an_invalid_label_is_refused_before_the_store_sees_it(self, backend: Backend) -> None:
         """Too long, with NUL, or no text at all."""
         counted = FaultyBackend(backend)
         async with LockClient(counted) as locks:
-            for metadata in _ODD_METADATA:
-                options: dict[str, Any] = {"metadata": metadata}
-                with pytest.raises(ConfigurationError, match=r"^metadata "):
+            for label in _ODD_LABELS:
+                options: dict[str, Any] = {"label": label}
+                with pytest.raises(ConfigurationError, match=r"^label "):
                     await locks.lock(NAME, **options).acquire()
         assert counted.calls == []
 

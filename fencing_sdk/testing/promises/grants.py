@@ -1,7 +1,7 @@
 """
 One lock, several claims: who is granted, who is refused, how the lock is released, and what is left of a try given up.
 
-Names and metadata are untrusted text: kept as they are, never mixed up, never executed.
+Names and labels are untrusted text: kept as they are, never mixed up, never executed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GrantPromises(BackendUnderTest):
 
     async def test_inspect_keeps_the_owner_id_secret(self, backend: Backend) -> None:
         """The owner id is enough to release the lock, so it is never shown."""
-        claim = self.claim(metadata="batch 7")
+        claim = self.claim(label="batch 7")
         await self.granted(backend, claim)
         assert claim.owner not in repr(await backend.inspect(claim.name))
 
@@ -404,21 +404,21 @@ class NamePromises(BackendUnderTest):
         outcomes = [getattr(outcome, "name", outcome) for outcome in await backend.renew(claims)]
         assert outcomes == ["RENEWED" if number % 2 == 0 else "REFUSED" for number in range(len(claims))]
 
-    @pytest.mark.parametrize("metadata", [None, *ODD_TEXTS], ids=lambda text: ascii(text)[:20])
-    async def test_metadata_is_shown_as_it_was_given(self, backend: Backend, metadata: str | None) -> None:
+    @pytest.mark.parametrize("label", [None, *ODD_TEXTS], ids=lambda text: ascii(text)[:20])
+    async def test_a_label_is_shown_as_it_was_given(self, backend: Backend, label: str | None) -> None:
         """And None is None, not a text."""
-        claim = self.claim(metadata=metadata)
+        claim = self.claim(label=label)
         await self.granted(backend, claim)
         holder = await backend.inspect(claim.name)
         assert holder is not None
-        assert holder.metadata == metadata
+        assert holder.label == label
 
-    async def test_metadata_belongs_to_the_grant(self, backend: Backend) -> None:
+    async def test_a_label_belongs_to_the_grant(self, backend: Backend) -> None:
         """The next holder's text replaces it, and no text means none."""
-        first, second = self.claim(metadata="batch 7"), self.claim()
+        first, second = self.claim(label="batch 7"), self.claim()
         await self.granted(backend, first)
         await backend.release(first)
         await self.granted(backend, second)
         holder = await backend.inspect(second.name)
         assert holder is not None
-        assert holder.metadata is None
+        assert holder.label is None

@@ -157,14 +157,14 @@ class RenewalPromises(BackendUnderTest):
         await self.granted(backend, holder)
         assert await self.renewed(backend, former) is self.taken_over
 
-    async def test_a_renewal_keeps_token_and_metadata(self, backend: Backend) -> None:
+    async def test_a_renewal_keeps_token_and_label(self, backend: Backend) -> None:
         """A renewed grant is the same grant."""
-        claim = self.claim(metadata="batch 7")
+        claim = self.claim(label="batch 7")
         token = await self.granted(backend, claim)
         assert await self.renewed(backend, claim) is Renewal.RENEWED
         holder = await backend.inspect(NAME)
         assert holder is not None
-        assert (holder.token, holder.metadata) == (token, "batch 7")
+        assert (holder.token, holder.label) == (token, "batch 7")
 
     async def test_another_client_may_renew_with_the_claim(self, backend: Backend, reopen: Reopen) -> None:
         """The owner id is the proof, not the connection: a client that reconnected renews on."""

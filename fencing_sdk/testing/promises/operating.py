@@ -68,13 +68,13 @@ class ListingPromises(BackendUnderTest):
 
     @needs("lists")
     async def test_what_is_held_is_listed_as_inspect_shows_it(self, backend: ListingBackend) -> None:
-        """Name, token, holder, metadata; what was released is not there."""
-        held, released = self.claim("a/1", metadata="host 7"), self.claim("a/2")
+        """Name, token, holder, label; what was released is not there."""
+        held, released = self.claim("a/1", label="host 7"), self.claim("a/2")
         token = await self.granted(backend, held)
         await self.granted(backend, released)
         await backend.release(released)
         (found,) = await self.listed(backend)
-        assert (found.name, found.token, found.id, found.metadata) == ("a/1", token, held.holder, "host 7")
+        assert (found.name, found.token, found.id, found.label) == ("a/1", token, held.holder, "host 7")
         assert 0 < found.remaining <= held.ttl + 1
         assert found.held_for is None or 0 <= found.held_for < 60
 
@@ -157,13 +157,13 @@ class ListingPromises(BackendUnderTest):
         """One by one, with mode and number."""
         for number in range(3):
             await self.granted(backend, Claim("permits", 60.0, mode=Permit(3)))
-            await self.granted(backend, Claim("readers", 60.0, metadata=str(number), mode=READER))
+            await self.granted(backend, Claim("readers", 60.0, label=str(number), mode=READER))
         found = await self.listed(backend)
         assert sorted(holder.permit for holder in found if holder.permit is not None) == [0, 1, 2]
-        assert {holder.metadata for holder in found if holder.mode == READER} == {"0", "1", "2"}
+        assert {holder.label for holder in found if holder.mode == READER} == {"0", "1", "2"}
 
     @needs("lists", "shares", "queues")
-    async def test_holders_and_waiters_are_shown_in_their_modes_with_their_metadata(
+    async def test_holders_and_waiters_are_shown_in_their_modes_with_their_labels(
         self, backend: SharesAreListed
     ) -> None:
         """A writer is no lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
@@ -171,16 +171,16 @@ class ListingPromises(BackendUnderTest):
         modes = [LOCK, WRITER, READER, Permit(2)]
         for mode in modes:
             name = f"held/{mode.word}"
-            await self.granted(backend, Claim(name, 60.0, metadata="holds", mode=mode))
+            await self.granted(backend, Claim(name, 60.0, label="holds", mode=mode))
             shown = await backend.inspect(name)
             assert shown is not None
             for holder in (shown, *await backend.holders(name), *await self.listed(backend, name)):
-                assert (holder.mode, holder.metadata) == (mode, "holds")
+                assert (holder.mode, holder.label) == (mode, "holds")
         await self.granted(backend, self.claim())
         for mode in modes:
-            async with in_line(backend, Claim(NAME, 60.0, metadata="waits", mode=mode)):
+            async with in_line(backend, Claim(NAME, 60.0, label="waits", mode=mode)):
                 (waiter,) = await self.line(backend, 1)
-                assert (waiter.mode, waiter.metadata) == (mode, "waits")
+                assert (waiter.mode, waiter.label) == (mode, "waits")
 
 
 class RevokingPromises(BackendUnderTest):
@@ -314,14 +314,14 @@ class TransferPromises(BackendUnderTest):
 
     @needs("transfers")
     async def test_a_grant_passes_to_another_owner_under_a_higher_token(self, backend: TransferringBackend) -> None:
-        """The lock is never free in between; the ttl and the metadata are those of the heir."""
-        of, to = self.claim(metadata="first"), self.claim(ttl=3 * self.ttl, metadata="second")
+        """The lock is never free in between; the ttl and the label are those of the heir."""
+        of, to = self.claim(label="first"), self.claim(ttl=3 * self.ttl, label="second")
         token = await self.granted(backend, of)
         grant = await self.passed(backend, of, to)
         assert grant.token > token
         holder = await backend.inspect(NAME)
         assert holder is not None
-        assert (holder.token, holder.id, holder.metadata) == (grant.token, to.holder, "second")
+        assert (holder.token, holder.id, holder.label) == (grant.token, to.holder, "second")
         assert holder.remaining > self.ended_after(self.ttl)
         await self.refused(backend, self.claim())
         assert await self.renewed(backend, to) is Renewal.RENEWED

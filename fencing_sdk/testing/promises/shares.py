@@ -254,13 +254,13 @@ class SharePromises(BackendUnderTest):
 
     @needs("shares")
     async def test_holders_shows_every_share(self, backend: SharingBackend) -> None:
-        """Mode, permit, token, public holder, metadata and the seconds that are left; never the owner."""
+        """Mode, permit, token, public holder, label and the seconds that are left; never the owner."""
         assert list(await backend.holders(POOL)) == []
-        claims = [self._claim(POOL, Permit(of=3), metadata=text) for text in ("one", "two")]
+        claims = [self._claim(POOL, Permit(of=3), label=text) for text in ("one", "two")]
         grants = [await self._granted(backend, claim) for claim in claims]
         found = list(await backend.holders(POOL))
-        assert [(one.name, one.token, one.id, one.permit, one.metadata) for one in found] == [
-            (POOL, grant.token, claim.holder, grant.permit, claim.metadata)
+        assert [(one.name, one.token, one.id, one.permit, one.label) for one in found] == [
+            (POOL, grant.token, claim.holder, grant.permit, claim.label)
             for claim, grant in zip(claims, grants, strict=True)
         ]
         assert {one.mode.word for one in found} == {"permit"}
@@ -402,8 +402,8 @@ class SharePromises(BackendUnderTest):
 
     # What they are written with.
 
-    def _claim(self, name: str, mode: Mode, *, ttl: float = 60.0, metadata: str | None = None) -> Claim:
-        return Claim(name, ttl, metadata=metadata, mode=mode)
+    def _claim(self, name: str, mode: Mode, *, ttl: float = 60.0, label: str | None = None) -> Claim:
+        return Claim(name, ttl, label=label, mode=mode)
 
     def _permit(self, of: int, *, ttl: float = 60.0) -> Claim:
         return self._claim(POOL, Permit(of=of), ttl=ttl)

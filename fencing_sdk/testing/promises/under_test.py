@@ -229,9 +229,9 @@ class BackendUnderTest:
 
     # What the promises are written with.
 
-    def claim(self, name: str = NAME, *, ttl: float = 60.0, metadata: str | None = None) -> Claim:
+    def claim(self, name: str = NAME, *, ttl: float = 60.0, label: str | None = None) -> Claim:
         """Make a new claim, by default with a ttl that does not end during a test."""
-        return Claim(name, ttl, metadata=metadata)
+        return Claim(name, ttl, label=label)
 
     async def granted(self, backend: Backend, claim: Claim) -> int:
         """Acquire *claim*, which must succeed; return the token."""

@@ -114,18 +114,18 @@ def test_the_owner_id_is_in_no_key():
     claim = Claim("a", 10.0)
     key = EtcdKeys("fencing/").own(claim)
     assert claim.owner.encode() not in key
-    assert LineKey(key, b'{"metadata":"x"}', 7, 7, 1).holder("a", 5.0).id == holder_of(claim.owner)
+    assert LineKey(key, b'{"label":"x"}', 7, 7, 1).holder("a", 5.0).id == holder_of(claim.owner)
 
 
-@pytest.mark.parametrize("value", [b"", b"5", b"[]", b'{"metadata":5}', b"\xff"])
+@pytest.mark.parametrize("value", [b"", b"5", b"[]", b'{"label":5}', b"\xff"])
 def test_a_key_of_another_program_is_not_shown_as_a_holder(value):
     with pytest.raises(UnreadableAnswerError):
         LineKey(b"fencing/a/b", value, 7, 7, 1).holder("a", 5.0)
 
 
 def test_a_field_of_another_version_is_passed_over():
-    value = b'{"metadata": "worker 3", "of_another_version": [1]}'
-    assert LineKey(b"fencing/a/" + b"b" * 32, value, 7, 7, 1).holder("a", 5.0).metadata == "worker 3"
+    value = b'{"label": "worker 3", "of_another_version": [1]}'
+    assert LineKey(b"fencing/a/" + b"b" * 32, value, 7, 7, 1).holder("a", 5.0).label == "worker 3"
 
 
 @pytest.mark.parametrize(("granted", "ttl"), [(1, 0.05), (1, 0.5), (2, 1.0), (16, 15.0), (15, 15.0), (1, 5.0)])

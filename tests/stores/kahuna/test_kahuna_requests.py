@@ -263,15 +263,15 @@ def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int
     assert sent(WRITER.of_claim(Claim("a", ttl)))["expiresMs"] == milliseconds
 
 
-@pytest.mark.parametrize("metadata", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
-def test_owner_and_metadata_travel_together_and_come_apart_again(metadata: str | None):
-    claim = Claim("a", 1.0, metadata=metadata)
+@pytest.mark.parametrize("label", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
+def test_owner_and_label_travel_together_and_come_apart_again(label: str | None):
+    claim = Claim("a", 1.0, label=label)
     holder = info(owner=sent(WRITER.of_claim(claim))["owner"]).holder("a", NOW)
-    assert (holder.id, holder.metadata) == (claim.holder, metadata)
+    assert (holder.id, holder.label) == (claim.holder, label)
     assert sent(WRITER.of_claim(claim))["owner"] == sent(WRITER.of_release(claim))["owner"]
 
 
-def test_an_owner_without_metadata_is_its_own_bytes():
+def test_an_owner_without_a_label_is_its_own_bytes():
     assert b64decode(str(sent(WRITER.of_claim(Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
 
 

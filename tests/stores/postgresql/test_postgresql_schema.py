@@ -220,10 +220,10 @@ async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgres
     await backend.aclose()
 
 
-# Names, metadata and paths that bite: texts are data, and nothing of the caller's search_path is ever called.
+# Names, labels and paths that bite: texts are data, and nothing of the caller's search_path is ever called.
 
 
-# Names and metadata that are something else in another language.
+# Names and labels that are something else in another language.
 
 BITING = [
     "'; DROP TABLE fencing.fencing_lock; --",
@@ -240,14 +240,14 @@ BITING = [
 ]
 
 
-async def test_names_and_metadata_are_data_and_nothing_else(postgresql_server):
+async def test_names_and_labels_are_data_and_nothing_else(postgresql_server):
     server = postgresql_server
     async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
 
         async def live(text: str) -> None:
-            async with staying(locks.lock(text, **LONG, metadata=text[:256])) as stay:
+            async with staying(locks.lock(text, **LONG, label=text[:256])) as stay:
                 found = await answered(lambda: locks.inspect(text))
-                assert (found.name, found.metadata, found.token) == (text, text[:256], stay.token)
+                assert (found.name, found.label, found.token) == (text, text[:256], stay.token)
                 assert await answered(others.lock(text).try_acquire) is None
                 waiter = Stay(others.lock(text, ttl=20, wait=PATIENCE))
                 await waiting(server, 1, text)

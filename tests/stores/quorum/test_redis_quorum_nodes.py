@@ -475,7 +475,7 @@ async def listed(backend: RedisQuorumBackend) -> list[Holder]:
 async def test_a_lock_is_told_once_although_several_nodes_have_it(redis_quorum: Quorum, backend: RedisQuorumBackend):
     names = {f"job/{number}" for number in range(30)}
     for name in names:
-        await granted(backend, Claim(name, 60.0, metadata="host 7"))
+        await granted(backend, Claim(name, 60.0, label="host 7"))
     told = [holder.name for holder in await listed(backend)]
     assert set(told) == names
     assert len(told) < 1.5 * len(names)  # SCAN itself may find a key twice

@@ -118,7 +118,7 @@ async def test_the_lease_of_a_client_of_another_version_is_waited_for_and_shown(
     await redis_server.command("SET", LEASE, f"{OWNER}\x001795678693419940\x00=worker 3", "PX", 700)
     async with opened(redis_server.url) as (locks, _):
         holder = await locks.inspect("a")
-        assert holder is None or (holder.id, holder.metadata) == (holder_of(OWNER), "worker 3")
+        assert holder is None or (holder.id, holder.label) == (holder_of(OWNER), "worker 3")
         async with locks.lock("a", wait=PATIENCE) as lease:
             assert lease.token > 1795678693419940
 
@@ -135,8 +135,8 @@ async def test_a_waiter_of_another_version_is_handed_the_lock_by_a_release(redis
             await redis_server.command("HSET", SIGNS, OWNER, sign)
             await redis_server.command("ZADD", LINE, 1, OWNER)
             last = lease.token
-        owner, token, metadata = (await redis_server.command("GET", LEASE)).split("\0")
-        assert (owner, metadata) == (OWNER, "=worker 3")
+        owner, token, label = (await redis_server.command("GET", LEASE)).split("\0")
+        assert (owner, label) == (OWNER, "=worker 3")
         assert int(token) > last
         message = await hears.get_message(timeout=PATIENCE)
         assert message["data"].decode() == f"{TICKET} 4194193 {token}"

@@ -190,11 +190,11 @@ class Stand:
 
 
 def permit() -> Claim:
-    return Claim("a", 60, metadata="m", mode=Permit(2))
+    return Claim("a", 60, label="m", mode=Permit(2))
 
 
 def reader() -> Claim:
-    return Claim("a", 60, metadata="m", mode=READER)
+    return Claim("a", 60, label="m", mode=READER)
 
 
 async def release_all(backend: RedisBackend, stand: Stand) -> None:

@@ -710,7 +710,7 @@ async def test_readers_that_a_writer_came_before_are_all_woken_once_more(redis_s
 @pytest.mark.parametrize("mode", [READER, Permit(of=4)])
 async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_server, mode):
     backend = from_url(redis_server.url)
-    alone, second = (Claim(NAME, 30.0, metadata=text, mode=mode) for text in (None, "m"))
+    alone, second = (Claim(NAME, 30.0, label=text, mode=mode) for text in (None, "m"))
     first = await backend.acquire(alone)
     assert isinstance(first, Grant)
     assert await redis_server.command("EXISTS", key(NAME, "e"), key(NAME, "h")) == 0
@@ -719,11 +719,11 @@ async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_serve
     assert isinstance(beside, Grant)
     assert (beside.token == first.token) is (mode == READER)
     assert await backend.renew([alone, second]) == [Renewal.RENEWED, Renewal.RENEWED]
-    assert {(holder.id, holder.metadata) for holder in await backend.holders(NAME)} == {
-        (claim.holder, claim.metadata) for claim in (alone, second)
+    assert {(holder.id, holder.label) for holder in await backend.holders(NAME)} == {
+        (claim.holder, claim.label) for claim in (alone, second)
     }
     await backend.release(alone)
-    assert [(holder.token, holder.metadata) for holder in await backend.holders(NAME)] == [(beside.token, "m")]
+    assert [(holder.token, holder.label) for holder in await backend.holders(NAME)] == [(beside.token, "m")]
     await backend.release(second)
     assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
     await backend.aclose()
@@ -732,11 +732,11 @@ async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_serve
 @pytest.mark.parametrize("mode", [READER, Permit(of=4)])
 async def test_a_share_that_is_held_alone_is_listed_and_revoked_by_its_token(redis_server, mode):
     backend = from_url(redis_server.url)
-    claim = Claim(NAME, 30.0, metadata="m", mode=mode)
+    claim = Claim(NAME, 30.0, label="m", mode=mode)
     grant = await backend.acquire(claim)
     assert isinstance(grant, Grant)
     (listed,) = (await backend.list_holders("", None, 100)).holders
-    assert (listed.name, listed.id, listed.token, listed.metadata) == (NAME, claim.holder, grant.token, "m")
+    assert (listed.name, listed.id, listed.token, listed.label) == (NAME, claim.holder, grant.token, "m")
     assert (listed.mode, listed.permit) == (mode, grant.permit)
     assert not await backend.revoke(NAME, grant.token - 1, "wrong token")
     assert 0 < await milliseconds_left(redis_server, NAME) <= 30_000

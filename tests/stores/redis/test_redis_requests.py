@@ -149,7 +149,7 @@ def test_many_leases_are_renewed_by_one_run_each_with_its_own_ttl():
 
 
 def test_a_call_says_the_same_by_hash_and_by_text():
-    call = calls().acquire(Claim("a", 1.0, metadata="m"))
+    call = calls().acquire(Claim("a", 1.0, label="m"))
     assert call.by_hash()[1:2] == (scripts.ACQUIRE.sha,)
     assert call.by_text()[1:2] == (scripts.ACQUIRE.text,)
     assert call.by_hash()[2:] == call.by_text()[2:]
@@ -222,18 +222,18 @@ def test_what_is_no_answer_to_a_sign_of_life_is_refused(reply):
 
 
 def test_a_sign_of_life_keeps_what_a_grant_needs_apart_from_what_a_name_may_have():
-    claim = Claim("a b", 1.5, metadata="m\0 1 2")
+    claim = Claim("a b", 1.5, label="m\0 1 2")
     stored = WaiterSign(claim, "direct", 123, "7", "SPUBLISH", "{fencing:a b}:wake:c").stored()
     assert stored == "direct lock 0 123 1500 7 SPUBLISH {fencing:a b}:wake:c\0=m\0 1 2"
 
 
-@pytest.mark.parametrize("metadata", [None, "", "m", "a\0b", "=", "é"])
-def test_metadata_comes_back_as_it_was(metadata):
-    claim = Claim("a", 1.0, metadata=metadata)
+@pytest.mark.parametrize("label", [None, "", "m", "a\0b", "=", "é"])
+def test_a_label_comes_back_as_it_was(label):
+    claim = Claim("a", 1.0, label=label)
     stored = calls().acquire(claim).arguments[4]
     found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
     assert (found.name, found.token, found.id, found.remaining) == ("a", 7, claim.holder, 1.5)
-    assert found.metadata == metadata
+    assert found.label == label
 
 
 def test_a_lease_without_a_ttl_lasts_for_ever():
@@ -308,10 +308,10 @@ def packed(call: ScriptCall) -> bytes:
 @example("{a}%b%", "", 15.0, "fencing", "hybrid")
 @example("\1", "\3", 987_654.321, "fencing", "hybrid")
 @example("ünïcode", "é\0", 0.05, "fencing", "hybrid")
-def test_a_post_sends_the_bytes_of_the_full_call(name, metadata, ttl, prefix, tokens):
+def test_a_post_sends_the_bytes_of_the_full_call(name, label, ttl, prefix, tokens):
     wire = Wire()
     posts, requests = posts_on(wire, prefix, tokens=tokens)
-    claim = Claim(name, ttl, metadata=metadata)
+    claim = Claim(name, ttl, label=label)
     posts.acquire(claim, print)
     posts.release(claim, print)
     assert wire.sent == [packed(requests.acquire(claim)), packed(requests.release(claim))]

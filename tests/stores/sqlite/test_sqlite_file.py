@@ -353,12 +353,12 @@ async def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path):
     limit(1)
     with pytest.raises(BackendUnavailableError, match="disk is full"):
         for number in range(1000):
-            await backend.acquire(Claim(f"report/{number}", 60.0, metadata="x" * 1000))
+            await backend.acquire(Claim(f"report/{number}", 60.0, label="x" * 1000))
     assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
     await backend.aclose()
 
 
-@pytest.mark.parametrize("claim", [Claim("a", 60.0, metadata="\ud800"), Claim("a", 1e30)], ids=["text", "number"])
+@pytest.mark.parametrize("claim", [Claim("a", 60.0, label="\ud800"), Claim("a", 1e30)], ids=["text", "number"])
 async def test_what_cannot_be_stored_is_refused_and_harms_nobody(tmp_path: Path, claim: Claim):
     backend = SqliteBackend(tmp_path / "locks.db")
     with pytest.raises(BackendRefusedError, match="cannot be stored") as refused:

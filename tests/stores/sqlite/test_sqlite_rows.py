@@ -371,11 +371,11 @@ HOSTILE = ["' OR '1'='1", "'; DROP TABLE fencing_lock; --", '"', "%", "_", "x' U
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_names_owners_and_metadata_are_never_read_as_sql(world: World, text: str):
+def test_names_owners_and_labels_are_never_read_as_sql(world: World, text: str):
     rows = world.open()
     victim = claim("victim")
     granted(rows, victim)
-    hostile = claim(text, owner=text, metadata=text)
+    hostile = claim(text, owner=text, label=text)
     rows.join(hostile, NOWHERE)
     granted(rows, hostile, waiting=True)
     assert rows.renew([claim("victim", owner=text)]) == [Renewal.TAKEN_OVER]
@@ -383,7 +383,7 @@ def test_names_owners_and_metadata_are_never_read_as_sql(world: World, text: str
     rows.leave(claim("victim", owner=text))
     holder = rows.inspect(text)
     assert holder is not None
-    assert holder.metadata == text
+    assert holder.label == text
     rows.release(hostile)
     assert rows.inspect(text) is None
     assert rows.renew([victim]) == [Renewal.RENEWED]

@@ -346,26 +346,26 @@ def test_what_is_no_node_of_ours_is_left_out(name):
     [
         *(b"", b"\xff", b"null", b"[]", b"5", b"[" * 100_000),
         *(b'{"token": "5"}', b'{"token": -1}', b'{"token": 5.0}', b'{"token": true}'),
-        *(b'{"token": 1000}', b'{"token": 2000}', b'{"ttl": "x", "metadata": 5}', b'{"ttl": NaN}'),
+        *(b'{"token": 1000}', b'{"token": 2000}', b'{"ttl": "x", "label": 5}', b'{"ttl": NaN}'),
     ],
 )
 def test_data_that_nobody_of_us_wrote_is_not_believed(data):
     assert read_token(data, STAT) == 1000
     holder = read_holder("a", in_order([node(1)])[0], data, STAT, None)
-    assert (holder.token, holder.metadata, holder.remaining) == (1000, None, 0.0)
+    assert (holder.token, holder.label, holder.remaining) == (1000, None, 0.0)
 
 
 def test_a_field_of_another_version_is_passed_over():
-    data = b'{"ttl": 10.0, "metadata": "worker 3", "of_another_version": [1]}'
-    assert read_holder("a", in_order([node(1)])[0], data, STAT, None).metadata == "worker 3"
+    data = b'{"ttl": 10.0, "label": "worker 3", "of_another_version": [1]}'
+    assert read_holder("a", in_order([node(1)])[0], data, STAT, None).label == "worker 3"
 
 
-def test_a_node_that_moved_keeps_its_token_and_its_metadata():
-    claim = Claim("a", 10.0, metadata="batch 7")
+def test_a_node_that_moved_keeps_its_token_and_its_label():
+    claim = Claim("a", 10.0, label="batch 7")
     data = rewritten(written(claim), Claim("a", 10.0, claim.owner), 512)
     assert read_token(data, STAT) == 512
     assert read_token(rewritten(data, claim, 512), SimpleNamespace(czxid=2000)) == 512
-    assert read_holder("a", in_order([node(1)])[0], data, STAT, None).metadata == "batch 7"
+    assert read_holder("a", in_order([node(1)])[0], data, STAT, None).label == "batch 7"
 
 
 def test_the_parents_are_made_from_the_top():

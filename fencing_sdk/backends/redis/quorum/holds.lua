@@ -1,7 +1,7 @@
 -- The hold of one lock on one node: how a client takes, keeps and releases it.
 
 -- [hold]
--- The hold is a key: owner NUL number NUL token NUL attempt NUL metadata
+-- The hold is a key: owner NUL number NUL token NUL attempt NUL label
 --   number   what this node gave the hold; no later hold on this node has one as low
 --   token    the token of the lease; until it is confirmed, the number
 --   attempt  the attempt that has asked for the hold last
@@ -14,12 +14,12 @@ end
 local NO_VOTE = 'EPOCH this node has another epoch, or has lost its memory'
 
 local function read_hold(hold)
-  local owner, number, token, attempt, metadata = string.match(hold, '^(%Z*)%z(%d+)%z(%d+)%z(%d+)%z(.*)$')
-  return {owner = owner, number = number, token = token, attempt = attempt, metadata = metadata}
+  local owner, number, token, attempt, label = string.match(hold, '^(%Z*)%z(%d+)%z(%d+)%z(%d+)%z(.*)$')
+  return {owner = owner, number = number, token = token, attempt = attempt, label = label}
 end
 
-local function write_hold(key, owner, number, token, attempt, metadata, ttl)
-  local hold = table.concat({owner, number, token, attempt, metadata}, '\0')
+local function write_hold(key, owner, number, token, attempt, label, ttl)
+  local hold = table.concat({owner, number, token, attempt, label}, '\0')
   return redis.pcall('SET', key, hold, 'PX', ttl)
 end
 
@@ -41,7 +41,7 @@ local TOKEN_RANGE = 'TOKENRANGE the next token would not fit into 53 bits'
 -- [grant]
 -- Grant, repeat an earlier grant to the same owner, or refuse.
 --   KEYS  epoch, counter, hold, q, w
---   ARGV  epoch, owner, ttl in ms, hint and number of the attempt, metadata
+--   ARGV  epoch, owner, ttl in ms, hint and number of the attempt, label
 --   ->    "NUMBER" granted | {ms left, 1 if the owner is in the line, "TOKEN", "ATTEMPT" of the hold in the way}
 local key, q, w, owner, ttl, attempt = KEYS[3], KEYS[4], KEYS[5], ARGV[2], ARGV[3], ARGV[4]
 if not votes(KEYS[1], ARGV[1]) then return redis.error_reply(NO_VOTE) end
@@ -50,7 +50,7 @@ if type(found) == 'table' and found.err then return found end
 local held = found and read_hold(found)
 
 if held and held.owner == owner then -- the number stays: the hold is unbroken
-  local repeated = write_hold(key, owner, held.number, held.token, attempt, held.metadata, ttl)
+  local repeated = write_hold(key, owner, held.number, held.token, attempt, held.label, ttl)
   return repeated.err and repeated or held.number
 end
 
@@ -83,7 +83,7 @@ local held = found and read_hold(found)
 if not held or held.owner ~= ARGV[2] or held.number ~= number then return 0 end
 if tonumber(token) > tonumber(number) then number = token end
 if tonumber(redis.call('GETEX', KEYS[2]) or '0') < tonumber(number) then redis.call('SET', KEYS[2], number) end
-local written = write_hold(key, held.owner, number, token, held.attempt, held.metadata, ARGV[5])
+local written = write_hold(key, held.owner, number, token, held.attempt, held.label, ARGV[5])
 return written.err and written or 1
 
 -- [undo]
@@ -133,13 +133,13 @@ return table.concat(outcomes)
 -- [heal]
 -- Give leases that a majority has renewed a new hold on this node, which has lost theirs: but not if they were revoked.
 --   KEYS  epoch; for each lease: counter, hold, note
---   ARGV  epoch, hint; for each lease: owner, token, attempt, ttl in ms, metadata
+--   ARGV  epoch, hint; for each lease: owner, token, attempt, ttl in ms, label
 --   ->    for each lease the number of its hold, or '0': another owner has the lock here, or it was revoked
 if not votes(KEYS[1], ARGV[1]) then return redis.error_reply(NO_VOTE) end
 local numbers, made = {}, {}
 for i = 1, (#KEYS - 1) / 3 do
   local counter, key, note = unpack(KEYS, 3 * i - 1, 3 * i + 1)
-  local owner, token, attempt, ttl, metadata = unpack(ARGV, 5 * i - 2, 5 * i + 2)
+  local owner, token, attempt, ttl, label = unpack(ARGV, 5 * i - 2, 5 * i + 2)
   local found = redis.pcall('GETEX', key)
   local noted = redis.call('GETEX', note)
   local revoked = noted and string.match(noted, '^%d+') == token
@@ -151,7 +151,7 @@ for i = 1, (#KEYS - 1) / 3 do
   elseif readable then
     number = next_number(counter, ARGV[2])
   end
-  if number and not write_hold(key, owner, number, token, attempt, metadata, ttl).err then
+  if number and not write_hold(key, owner, number, token, attempt, label, ttl).err then
     made[#made + 1] = key
     numbers[i] = number
   else

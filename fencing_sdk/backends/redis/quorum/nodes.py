@@ -329,7 +329,7 @@ def shown_by_majority(seen: Collection[SeenHold | None], majority: int) -> SeenH
         return None
     holds = [hold for hold in seen if hold is not None and (hold.owner, hold.token) == shown]
     left = sorted((hold.left for hold in holds), reverse=True)[majority - 1]
-    return SeenHold(*shown, left, holds[0].metadata)
+    return SeenHold(*shown, left, holds[0].label)
 
 
 def is_decided(seen: Collection[SeenHold | None], majority: int) -> bool:

@@ -130,7 +130,7 @@ def holder_told(name: str, hold: SeenHold, waiters: int | None = None) -> Holder
     """Describe who has a hold: its token has the time of the grant, by the clock of this client."""
     age = age_of(hold.token, LOCK, wall_micros())
     holder = holder_of(hold.owner)
-    return Holder(name, hold.token, holder, hold.left, hold.metadata, held_for=age, waiters=waiters)
+    return Holder(name, hold.token, holder, hold.left, hold.label, held_for=age, waiters=waiters)
 
 
 def _in_most(lines: Sequence[Sequence[_Place]], last: float) -> list[str]:

@@ -76,7 +76,7 @@ class SeenHold(NamedTuple):
     owner: str
     token: int
     left: float
-    metadata: str | None
+    label: str | None
     attempt: int = 0
     """The attempt that has made it: near the microseconds of its client's clock."""
 
@@ -115,7 +115,7 @@ class QuorumRequests:
     def grant(self, claim: Claim, epoch: str, attempt: int) -> ScriptCall:
         """Ask for a hold. The attempt's number is also the hint for the token."""
         keys = (self._epoch, self._counter(claim.name), *self._with_line(claim.name))
-        arguments = (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.metadata))
+        arguments = (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.label))
         return ScriptCall(GRANT, keys, arguments, follow=keys[2:3])
 
     def confirm(self, claim: Claim, epoch: str, number: int, token: int) -> ScriptCall:
@@ -140,7 +140,7 @@ class QuorumRequests:
         keys, arguments = [self._epoch], list[Argument]((epoch, hint))
         for hold, claim in leases:
             keys += (self._counter(claim.name), self.hold(claim.name), self._note(claim.name, claim.owner))
-            arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.metadata))
+            arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.label))
         return ScriptCall(HEAL, keys, arguments)
 
     def release(self, claim: Claim) -> ScriptCall:
@@ -243,9 +243,9 @@ def read_hold(reply: Reply) -> SeenHold | None:
     if not isinstance(reply, list):
         return None
     hold, left = reply
-    owner, _, token, attempt, metadata = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
+    owner, _, token, attempt, label = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
     remaining = left / 1000 if isinstance(left, int) and left >= 0 else 0.0
-    return SeenHold(owner, read_token(token.encode()), remaining, metadata[1:] if metadata else None, int(attempt))
+    return SeenHold(owner, read_token(token.encode()), remaining, label[1:] if label else None, int(attempt))
 
 
 def read_knowledge(reply: Reply) -> Knowledge:
