@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
@@ -46,15 +47,10 @@ class Keeper(Protocol):
     """The engine, as a lease sees it. Called in the event loop of the lease."""
 
     async def renew(self, lease: LeaseState) -> None: ...
-
     async def release(self, lease: LeaseState) -> None: ...
-
     async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None: ...
-
     def lost(self, lease: LeaseState, reason: LossReason) -> None: ...
-
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None: ...
-
     def abandon(self, lease: LeaseState) -> None: ...
 
 
@@ -257,8 +253,7 @@ class LeaseState:
 
     def loss(self, reason: LossReason | None = None) -> LeaseLostError:
         """The error that says how the lease ended."""
-        reason = reason or self.lost_reason or LossReason.CLOSED
-        detail = ""
+        reason, detail = reason or self.lost_reason or LossReason.CLOSED, ""
         if reason is LossReason.EXPIRED and not self.renewable:
             detail = f"max_hold={self.timing.max_hold:g} is over"
         elif reason is LossReason.EXPIRED and self.deadline >= self.covered_until:
@@ -338,6 +333,13 @@ class LeaseState:
         self.deadline = max(self.deadline, min(deadline, self.hold_until, self.covered_until))
         self.loss_detail = ""
         return True
+
+    def bound_hold(self, max_hold: float) -> None:
+        """Count *max_hold* of this lease, which is held, from now on."""
+        self.timing = replace(self.timing, max_hold=max_hold)
+        self.hold_until = self.clock.now() + max_hold
+        self.deadline = min(self.deadline, self.hold_until)
+        self.group.add(self)  # again: its timer may have to come earlier
 
     # The end.
 

@@ -220,8 +220,7 @@ class Acquisition:
 
     def _check_open(self) -> None:
         if self._store_calls.closing:
-            msg = f"the client was closed while it waited for lock {shown(self._terms.name)}"
-            raise UsageError(msg)
+            raise closed_meanwhile(self._terms.name)
 
     def _take(self, outcome: object, sent_at: float) -> AcquireResult | Busy | BackendUnavailableError:
         """Return what the outcome of the latest attempt is worth, by whichever way it was made."""
@@ -375,6 +374,11 @@ class Acquisition:
         if self._news is not None:
             self._store_calls.forget_wakeup(self._news)
             self._news = None
+
+
+def closed_meanwhile(name: str) -> UsageError:
+    """The error of a caller whose client was closed while it waited for the lock *name*."""
+    return UsageError(f"the client was closed while it waited for lock {shown(name)}")
 
 
 def _forget_frames(error: BaseException | None) -> None:

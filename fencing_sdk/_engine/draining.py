@@ -19,10 +19,8 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextvars import Context
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from fencing_sdk._engine.acquisition import Acquisition
-from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import AnyLease, WaitingThread, held_here, state_of, waiting_thread
@@ -32,6 +30,13 @@ from fencing_sdk.errors import DrainingError, LossReason
 
 _GRACE = 5.0
 """Seconds after the bound in which a body that was cancelled may end."""
+
+
+class Interruptible(Protocol):
+    """What has not got its lock yet."""
+
+    def interrupt(self) -> None:
+        """End the waiting: the client drains."""
 
 
 class _Caller(NamedTuple):
@@ -52,8 +57,8 @@ class Draining:
 
     def __init__(self, releases: Releases) -> None:
         self.begun = False
-        self.waiting: dict[Acquisition | Flight, tuple[AnyLease, ...]] = {}
-        """Acquisitions that have no grant yet, and the leases that their callers work under."""
+        self.waiting: dict[Interruptible, tuple[AnyLease, ...]] = {}
+        """Acquisitions that wait, and the leases that their callers work under."""
         self.releases = releases
         self._listeners: dict[Callable[[], object], None] = {}
         self._bound: asyncio.TimerHandle | None = None
@@ -84,8 +89,8 @@ class Draining:
         if self.begun and not self._is_body(work_of(terms)):
             raise DrainingError(terms.name, 0.0)
 
-    def waits_no_more(self, acquisition: Acquisition | Flight) -> None:
-        """The acquisition has a grant, or has ended without one."""
+    def waits_no_more(self, acquisition: Interruptible) -> None:
+        """The acquisition has its lock, or has ended without it."""
         del self.waiting[acquisition]
         if self.begun:
             self.look_again()

@@ -18,7 +18,7 @@ from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lifetime import BackendOpening, Closing
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.posted_requests import Flight, granted
-from fencing_sdk._engine.releases import Companion, Parking, Releases, give_back_companions
+from fencing_sdk._engine.releases import Parking, Releases
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Fences, Terms, raise_all, share_out
 from fencing_sdk._lease import Lease, PermitLease, waiting_thread
@@ -270,9 +270,6 @@ class Engine:
         Raises:
             LeaseLostError: the store did not confirm that it keeps it.
         """
-        if lease.companion is not None:
-            await self._release_both(lease, lease.companion)
-            return
         if lease.keep_for and lease.kept:
             await self.park(lease, lease.keep_for)
         if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
@@ -298,18 +295,6 @@ class Engine:
             await self._releases.finish(lease, flight)
         if cancelled is not None:
             raise cancelled
-
-    async def _release_both(self, lease: LeaseState, companion: Companion) -> None:
-        """End *lease* here, then release what is held beside it, and then the lock: no token is read in between."""
-        parking = self._parking(lease, lease.keep_for) if lease.kept else None
-        ends_here = lease.generation == forks.here() and lease.mark_released()
-        try:
-            await companion.give_back()
-        finally:
-            if not ends_here or not self._releases.take(lease):
-                await self._releases.finish_behind(lease)
-            else:
-                await (self._releases.park(lease, parking, lease.timing.ttl) if parking else self._return(lease))
 
     async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None:
         """
@@ -341,9 +326,6 @@ class Engine:
     def abandon(self, lease: LeaseState) -> None:
         """Give back a lease whose holder can no longer release it: its handle or its task is gone."""
         lease.forget_scope()
-        if lease.companion is not None:
-            lease.companion.give_back_soon()
-            lease.companion = None
         parking = self._parking(lease, lease.keep_for) if lease.kept else None
         lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
         self._releases.give_back_behind(lease, parking)
@@ -431,7 +413,6 @@ class Engine:
             self._stop_notices()
             self.draining.stop()
             held_by_bodies = await self._closing.await_bodies(_CALL_LIMIT)
-            steps.push_async_callback(give_back_companions, dict(self._releases.unreleased), but=held_by_bodies)
             self._releases.give_back_all(but=held_by_bodies)
 
     async def _end_heartbeat(self) -> None:

@@ -22,7 +22,7 @@ the background until a former ttl has passed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextvars import Context
 from dataclasses import replace
 from typing import Protocol
@@ -47,16 +47,7 @@ class Companion(Protocol):
     """A lock of another library that is held beside a lease, and released before it."""
 
     async def give_back(self) -> None:
-        """Release it, shielded from cancellation and for a bounded time. The rest happens in the background."""
-
-    def give_back_soon(self) -> None:
-        """Release it in the background."""
-
-
-async def give_back_companions(leases: Mapping[str, LeaseState], *, but: Collection[str]) -> None:
-    """Release what is held beside *leases*, except beside those of the owners in *but*."""
-    companions = [lease.companion for owner, lease in leases.items() if owner not in but]
-    await asyncio.gather(*(companion.give_back() for companion in companions if companion is not None))
+        """Release it, and wait for that for a bounded time. What is left happens in the background."""
 
 
 class Releases:
@@ -90,17 +81,30 @@ class Releases:
         calls = self.store_calls
         if calls.posts is None or lease.claim.mode is not LOCK or lease.unanswered_calls or calls.closing:
             return None
+        if lease.companion is not None:
+            return None
         if lease.loss_detail and _silent(lease):
             return None
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 
     def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[Returned]:
-        """Give *lease*, which was taken, back in the background. A release that was posted is waited for first."""
-        limit = _limit(lease)
-        returned = self.store_calls.give_back(lease.claim, limit, flight)
+        """
+        Give *lease*, which was taken, back in the background.
+
+        A release that was posted is waited for first, and so is that of a companion.
+        """
+        limit, companion = _limit(lease), lease.companion
+        if companion is None:
+            returned = self.store_calls.give_back(lease.claim, limit, flight)
+        else:
+            returned = self.store_calls.start(self._send_after(companion, lease.claim, limit))
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
             self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit, returned)
         return returned
+
+    async def _send_after(self, companion: Companion, claim: Claim, limit: float) -> Returned:
+        await companion.give_back()
+        return await self.store_calls.give_back(claim, limit)
 
     async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
         """Give *lease* back and wait until that is done, shielded from every cancellation, for a bounded time."""
@@ -108,7 +112,8 @@ class Releases:
         if _silent(lease):  # the store is not waited for
             self.tell_when_done(lease, returned)
             return
-        end = (self._clock.now() if flight is None else flight.sent_at) + _limit(lease)
+        limit = _limit(lease) * (1 if lease.companion is None else 2)  # each of the two releases is waited for
+        end = (self._clock.now() if flight is None else flight.sent_at) + limit
         try:
             cancelled = await outlast_cancellation(
                 lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
@@ -155,6 +160,8 @@ class Releases:
             raise loss
 
     async def _park(self, lease: LeaseState, parking: Parking) -> None:
+        if lease.companion is not None:
+            await lease.companion.give_back()
         if not await parking.run():
             await self.finish(lease, None)
             if lease.lost is not None:

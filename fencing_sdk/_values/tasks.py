@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -92,19 +91,6 @@ async def outlast_cancellation(
             except asyncio.CancelledError as error:
                 cancelled = error
     return cancelled
-
-
-async def called(function: Callable[..., object], *arguments: object) -> object:
-    """Return what *function* returns. A plain function runs in a worker thread, a coroutine function in this task."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments)
-    try:
-        running = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
-    except RuntimeError:  # the interpreter ends, and starts no more threads
-        answer = function(*arguments)
-    else:
-        answer = await running
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:

@@ -10,8 +10,8 @@ A lock of this package and the lock of another library, held together while clie
 
 So there are three deployments, old -> both -> ours, each complete before the next one begins. Four rules:
 
-1. Ours is taken first and released last; a client that is closed releases both at once. Clients that take both stand
-   in our line, and only its head asks for the old lock.
+1. Ours is taken first and released last. Clients that take both stand in our line, and only its head asks for the old
+   lock.
 2. The old lock outlives our lease. It is taken for `LONGER` times our ttl, and renewed every third of the ttl while our
    lease is held. No renewal moves the deadline of our lease beyond the moment until which the old lock is surely held.
 3. If the old lock is lost, so is our lease: `LossReason.TAKEN_OVER`.
@@ -25,30 +25,33 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from fencing_sdk._engine.acquisition import closed_meanwhile
+from fencing_sdk._engine.draining import work_of
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._lock import Lock, copied
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import LoopClock
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import called, move_on_after, outlast_cancellation, retrieve
+from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve
 from fencing_sdk._values.timing import RELEASE_LIMIT
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendUnavailableError,
     ConfigurationError,
+    DrainingError,
     LockHeldError,
     LossReason,
     shown,
 )
-from fencing_sdk.recipes.old_locks import KazooLock
+from fencing_sdk.recipes.old_locks import KazooLock, called
 
 LONGER = 1.5
 """How much longer than ours the old lock is kept without a renewal."""
@@ -57,6 +60,8 @@ _POLL = 0.05
 _FIRST_RETRY = 0.05
 _LAST_RETRY = 2.0
 """Seconds between two tries to release the old lock, until its store answers or the lock has ended by itself."""
+
+_NOT_RELEASED = "%s beside %s was not released; it ends by itself"
 
 T = TypeVar("T")
 
@@ -88,7 +93,7 @@ def beside(lock: Lock, old: OldLock) -> Lock:
 
     Args:
         lock: A lock of `LockClient.lock`. Its ``wait`` bounds the wait for both, its ``ttl`` is that of both, and its
-            ``max_hold`` counts from its own grant, before *old* was taken.
+            ``max_hold`` counts from the moment at which both are held.
 
         old: `RedisPyLock`, `PythonRedisLock`, `RedissonLock`, `KazooLock`, `ShedLockRow`, or one of your own.
 
@@ -123,33 +128,42 @@ class BothLocks(Lock):
         return self._terms.mode is not LOCK
 
     async def _acquire(self, terms: Terms) -> Lease:
-        clock = LoopClock()
-        began = clock.now()
-        lease = await super()._acquire(terms)
+        began, engine = LoopClock().now(), self._engine()
+        lease = await super()._acquire(terms._replace(timing=replace(terms.timing, max_hold=None)))
         state = state_of(lease)
         hold = state.companion = OldHold(self.old, state)
+        engine.draining.waiting[hold] = work_of(terms)
         try:
-            while not await hold.take(terms.limit(began, clock.now())):
-                await self._nap(terms, clock.now() - began)
-                state.check()
-        except BaseException:
-            await lease.release()  # and the old lock before it: its store may have granted it
+            try:
+                await hold.wait(terms, began)
+            except BaseException:
+                await lease.release()  # and the old lock before it: its store may have granted it
+                raise
+            finally:
+                engine.draining.waits_no_more(hold)
+        except DrainingError:
+            await engine.draining.let_bodies_end()
             raise
+        if (max_hold := terms.timing.max_hold) is not None:
+            state.bound_hold(max_hold)
         return lease
-
-    async def _nap(self, terms: Terms, waited: float) -> None:
-        """Wait until the old lock is asked for again."""
-        left = math.inf if terms.wait is None else terms.wait - waited
-        if left <= 0:
-            raise (AcquireTimeoutError if terms.wait else LockHeldError)(self.name, waited)
-        self._engine().draining.check(terms)
-        await asyncio.sleep(min(_POLL, left))
 
 
 class OldHold:
-    """The old lock beside one lease, from the first question for it to its release: a `Companion`."""
+    """The old lock beside one lease, from the first question to its release: `Interruptible`, and a `Companion`."""
 
-    __slots__ = ("_asking", "_keeping", "_kept", "_old", "_owner", "_returning", "_state", "_stop")
+    __slots__ = (
+        "_asking",
+        "_interrupt",
+        "_keep_until",
+        "_keeping",
+        "_kept",
+        "_old",
+        "_owner",
+        "_returning",
+        "_state",
+        "_stop",
+    )
 
     def __init__(self, old: OldLock, state: LeaseState) -> None:
         self._old = old
@@ -159,7 +173,43 @@ class OldHold:
         self._stop = asyncio.Event()
         self._asking: asyncio.Task[object] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._keep_until = -math.inf
+        """The moment until which the old lock stays taken, also if it is released before."""
         self._returning = False
+        self._interrupt: Callable[[], object] = lambda: None
+
+    async def wait(self, terms: Terms, began: float) -> None:
+        """
+        Ask for the old lock until it is granted. The patience of *terms* counts since *began*.
+
+        Raises:
+            LockHeldError: asked once, and another holder has it.
+            AcquireTimeoutError: another holder still has it when the patience ends.
+            DrainingError: the client drains.
+            UsageError: the client was closed.
+            BackendUnavailableError, LeaseLostError, Exception: as `take`.
+        """
+        clock, state = LoopClock(), self._state
+        with move_on_after(None) as scope:
+            self._interrupt = scope.cancel
+            state.watch(scope)
+            while not await self.take(terms.limit(began, clock.now())):
+                waited = clock.now() - began
+                left = math.inf if terms.wait is None else terms.wait - waited
+                if left <= 0:
+                    raise (AcquireTimeoutError if terms.wait else LockHeldError)(terms.name, waited)
+                await asyncio.sleep(min(_POLL, left))
+        state.forget_scope()
+        if scope.cancel_called:
+            if (reason := state.lost_reason) is LossReason.CLOSED:
+                raise closed_meanwhile(terms.name)
+            if reason not in {LossReason.DRAINED, None}:
+                raise state.loss()
+            raise DrainingError(terms.name, clock.now() - began)
+
+    def interrupt(self) -> None:
+        """See `Interruptible.interrupt`."""
+        self._interrupt()
 
     async def take(self, limit: float) -> bool:
         """
@@ -178,6 +228,7 @@ class OldHold:
             if self._covers(asked) >= self._state.deadline:
                 self._state.covered_until = self._covers(asked)
                 self._state.keep_for = getattr(self._old, "at_least_for", 0.0)
+                self._keep_until = self._state.clock.now() + self._state.keep_for
                 self._keeping = _start(self._keep())
                 self._keeping.add_done_callback(self._kept_no_longer, context=Context())
                 return True
@@ -185,15 +236,13 @@ class OldHold:
 
     async def give_back(self) -> None:
         """See `Companion.give_back`."""
-        if self._state.generation != forks.here():
-            return  # it belongs to the parent of this process
-        cancelled = await _ended(self._end(), min(self._state.timing.call_limit, RELEASE_LIMIT))
-        if cancelled is not None:
-            raise cancelled
-
-    def give_back_soon(self) -> None:
-        """See `Companion.give_back_soon`."""
-        self._end()
+        if self._state.loop is not asyncio.get_running_loop():  # it is closed, and so are the old client's connections
+            logger.warning(_NOT_RELEASED, *self._names)
+            return
+        self._stop.set()
+        if self._keeping is None or (self._keeping.done() and not self._returning):
+            self._keeping = _start(self._give_back())
+        await asyncio.wait((self._keeping,), timeout=min(self._state.timing.call_limit, RELEASE_LIMIT))
 
     def _covers(self, asked: float) -> float:
         """The moment until which a grant or a renewal that was *asked* for then covers our lease."""
@@ -248,12 +297,6 @@ class OldHold:
     def _names(self) -> tuple[str, str]:
         return backend_name(self._old), shown(self._state.name)
 
-    def _end(self) -> asyncio.Task[None]:
-        self._stop.set()
-        if self._keeping is None or (self._keeping.done() and not self._returning):
-            self._keeping = _start(self._give_back())
-        return self._keeping
-
     async def _give_back(self) -> None:
         """
         Release the lock, also one that a request without an answer may still get.
@@ -268,7 +311,10 @@ class OldHold:
         stop = math.inf if isinstance(self._old, KazooLock) else LoopClock().now() + self._kept
         pause = _FIRST_RETRY
         while True:
-            giving = _start(called(self._old.give_back, self._owner))
+            rest = self._keep_until - self._state.clock.now()
+            giving = _start(
+                called(self._old.renew, self._owner, rest) if rest > 0 else called(self._old.give_back, self._owner)
+            )
             cancelled = await _ended(giving, RELEASE_LIMIT)
             if giving.done() and not giving.cancelled() and giving.exception() is None:
                 return
@@ -277,7 +323,7 @@ class OldHold:
                 break
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LAST_RETRY)
-        logger.warning("%s beside %s was not released; it ends by itself", *self._names)
+        logger.warning(_NOT_RELEASED, *self._names)
 
 
 def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -14,19 +14,41 @@ tasks, too: it is asked in worker threads.
 
 from __future__ import annotations
 
-import math
+import asyncio
+import inspect
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
 
-from fencing_sdk._values.clock import BootClock, wall_seconds
+from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.drivers import imported_from
-from fencing_sdk._values.tasks import called
 from fencing_sdk._values.timing import MAX_TTL, seconds
 from fencing_sdk.errors import ConfigurationError, shown
+
+_MOST_THREADS = 32
+_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
+"""Those of each event loop. Its own ones are for all of the service, and functions that hang would fill them."""
+
+
+async def called(function: Callable[..., object], *arguments: object) -> object:
+    """Return what *function* returns. A plain function runs in a worker thread, a coroutine function in this task."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    loop = asyncio.get_running_loop()
+    threads = _threads.get(loop)
+    if threads is None:
+        threads = _threads[loop] = ThreadPoolExecutor(_MOST_THREADS, "fencing-old-lock")
+    try:
+        running = loop.run_in_executor(threads, partial(function, *arguments))
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        answer = function(*arguments)
+    else:
+        answer = await running
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 class RedisClient(Protocol):
@@ -49,7 +71,7 @@ class ScriptedLock:
             raise ConfigurationError(msg)
         self._keys = keys
         self._redis = redis
-        self._is_async = iscoroutinefunction(getattr(redis, "execute_command", None))
+        self._is_async = inspect.iscoroutinefunction(getattr(redis, "execute_command", None))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown(self._keys[0])}>"
@@ -248,7 +270,6 @@ class ShedLockRow:
         self._engine = engine
         self._name = name
         self._table = table
-        self._granted: dict[str, float] = {}
         self.at_least_for = seconds(at_least_for, "at_least_for", high=MAX_TTL)
 
     def __repr__(self) -> str:
@@ -272,12 +293,9 @@ class ShedLockRow:
             return self._changed(connection, insert, owner, ttl)
 
         try:
-            taken = await self._transaction(take)
+            return await self._transaction(take)
         except IntegrityError:  # another client has inserted the row
             return False
-        if taken:
-            self._granted[owner] = BootClock.now()
-        return taken
 
     async def renew(self, owner: str, ttl: float) -> bool:
         """See `OldLock.renew`."""
@@ -287,14 +305,8 @@ class ShedLockRow:
         return await self._transaction(lambda connection: self._changed(connection, statement, owner, ttl))
 
     async def give_back(self, owner: str) -> None:
-        """See `OldLock.give_back`. The rest of *at_least_for* counts from the grant."""
-        statement = (
-            "UPDATE {table} SET lock_until = {until} WHERE name = :name AND locked_by = :owner AND lock_until > {now}"
-        )
-        now = BootClock.now()
-        rest = max(0.0, self._granted.get(owner, -math.inf) + self.at_least_for - now)
-        await self._transaction(lambda connection: self._changed(connection, statement, owner, rest))
-        self._granted.pop(owner, None)
+        """See `OldLock.give_back`. The row stays, as old jobs that have seen it never insert it again."""
+        await self.renew(owner, 0.0)
 
     async def _transaction(self, work: Callable[[Any], bool]) -> bool:
         def run() -> bool:

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
-from both_worlds import Waiting, at_once, bare
+import sqlalchemy
+import sqlalchemy.event
+from both_worlds import Waiting, at_once, bare, comes, in_the_loop
+from both_worlds import beside as meanwhile
 from campaigns import amount
 from child_processes import guarded
 from event_log import Log
@@ -35,9 +38,11 @@ from fencing_sdk import (
     LeaseLostError,
     LockHeldError,
     LossReason,
+    UsageError,
     connect,
 )
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import AcquireCancelledError
 from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.recipes import KazooLock, PythonRedisLock, RedisPyLock, ShedLockRow, Skipped, beside
 
@@ -70,26 +75,48 @@ def stage(kind, request, tmp_path, redis_server):
 
 
 @pytest.fixture(params=["tasks", "threads"])
-def play(request, stage):
-    """Play a scenario in one of the two worlds: it takes a client, and what makes a lock that holds both."""
+def world(request):
+    return request.param
 
-    async def with_tasks(scenario, options):
-        async with connect(MemoryBackend(), **options) as locks:
-            await scenario(locks, lambda lock, name: beside(lock, stage.for_tasks(name)))
-        await stage.aclose()
 
-    def played(scenario, **options):
-        if request.param == "tasks":
-            asyncio.run(with_tasks(scenario, options))
+@pytest.fixture
+def run(world):
+    """Play a scenario in one of the two worlds: it takes a client, and that world's `beside`."""
+
+    async def with_tasks(scenario, backend, options):
+        async with connect(backend, **options) as locks:
+            await scenario(locks, beside)
+
+    def played(scenario, backend=None, **options):
+        backend = backend or MemoryBackend()
+        if world == "tasks":
+            asyncio.run(with_tasks(scenario, backend, options))
         else:
-            with fencing_sdk.sync.connect(MemoryBackend(), **options) as locks:
+            with fencing_sdk.sync.connect(backend, **options) as locks:
 
-                def both(lock, name):
-                    return Waiting(fencing_sdk.sync.beside(bare(lock), stage.for_threads(name)))
+                def both(lock, old):
+                    return Waiting(fencing_sdk.sync.beside(bare(lock), old))
 
                 at_once(scenario(Waiting(locks), both))
 
-    played.world = request.param
+    return played
+
+
+@pytest.fixture
+def play(run, world, stage):
+    """Do the same with an old lock of the stage, of which the scenario gives the name."""
+
+    def played(scenario, **options):
+        async def on_stage(locks, both):
+            old = stage.for_tasks if world == "tasks" else stage.for_threads
+            await scenario(locks, lambda lock, name: both(lock, old(name)))
+            if world == "tasks":
+                await locks.aclose()
+                await stage.aclose()
+
+        run(on_stage, **options)
+
+    played.world = world
     return played
 
 
@@ -229,6 +256,101 @@ def test_a_handle_that_is_dropped_gives_both_back(stage):
         with pytest.warns(ResourceWarning, match="dropped without release"):
             del handle
         wait_until(lambda: not stage.held("report") and locks.inspect("report") is None, within=8)  # before a renewal
+
+
+# How a wait for the old lock ends.
+
+
+class Taken:
+    """A lock that an old client has for ever."""
+
+    async def take(self, owner, ttl):
+        return False
+
+    async def renew(self, owner, ttl):
+        return False
+
+    async def give_back(self, owner):
+        pass
+
+
+class Silent(Taken):
+    """A lock whose store does not answer."""
+
+    async def take(self, owner, ttl):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("within", [0, PATIENCE])
+@pytest.mark.parametrize("old", [Taken, Silent])
+def test_a_drain_ends_the_wait_for_an_old_lock(run, old, within):
+    async def scenario(locks, both):
+        acquiring = meanwhile(both(locks.lock("report", ttl=2), old()).acquire)
+        await comes(lambda: locks.inspect("report"))
+        began = time.monotonic()
+        await locks.drain(within=within)
+        with pytest.raises(DrainingError, match="is draining"):
+            await acquiring()
+        assert time.monotonic() - began < 1.5, "an answer of the old store is not waited for"
+        assert await locks.inspect("report") is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("old", [Taken, Silent])
+def test_a_body_may_wait_for_an_old_lock_while_its_client_drains(run, old):
+    """Until the bound, as for any lock."""
+
+    async def scenario(locks, both):
+        async def nested():
+            async with locks.lock("outer"):
+                await both(locks.lock("report", ttl=2), old()).acquire()
+
+        body = meanwhile(nested)
+        await comes(lambda: locks.inspect("report"))
+        began = time.monotonic()
+        assert not await locks.drain(within=0.6)
+        assert time.monotonic() - began >= 0.6
+        with pytest.raises((DrainingError, LeaseLostError)):
+            await body()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("old", [Taken, Silent])
+def test_closing_ends_the_wait_for_an_old_lock(run, old):
+    async def scenario(locks, both):
+        acquiring = meanwhile(both(locks.lock("report", ttl=2), old()).acquire)
+        await comes(lambda: locks.inspect("report"))
+        await (locks.close() if isinstance(locks, Waiting) else locks.aclose())
+        with pytest.raises(UsageError, match="the client was closed while it waited for lock 'report'"):
+            await acquiring()
+
+    run(scenario, backend := MemoryBackend())
+    assert asyncio.run(is_free(backend))
+
+
+async def is_free(backend):
+    async with connect(backend) as locks:
+        return await locks.inspect("report") is None
+
+
+@pytest.mark.parametrize("kind", ["redis-py"], indirect=True)
+def test_max_hold_counts_from_the_moment_at_which_both_are_held(play, stage):
+    async def scenario(locks, both):
+        lock = both(locks.lock("report", ttl=20, max_hold=0.5), "report")
+        with stage.old("report"):
+            acquiring = meanwhile(lock.acquire)
+            await comes(lambda: locks.inspect("report"))
+            await pause(0.7)
+        lease = await acquiring()
+        began = time.monotonic()
+        assert await lease.wait_lost() in {LossReason.EXPIRED, LossReason.STALLED}  # the latter on a busy machine
+        assert time.monotonic() - began > 0.4
+        await comes(lambda: gets_it_in_the_old_way(stage))
+        assert await locks.inspect("report") is None
+
+    play(scenario)
 
 
 # The old lock outlives our lease.
@@ -382,17 +504,6 @@ async def test_one_wait_is_for_both(redis_server):
     await mine.aclose()
 
 
-async def test_a_client_that_drains_waits_for_no_old_lock(redis_server):
-    mine = redis.asyncio.Redis.from_url(redis_server.url)
-    async with connect(MemoryBackend()) as locks, mine.lock("report", timeout=60):
-        waiting = asyncio.create_task(beside(locks.lock("report"), RedisPyLock(mine, "report")).acquire())
-        await eventually(lambda: locks.inspect("report"), what="ours is held")
-        assert await locks.drain(within=PATIENCE)
-        with pytest.raises(DrainingError):
-            await waiting
-    await mine.aclose()
-
-
 # What is particular to one kind.
 
 
@@ -422,6 +533,41 @@ def test_a_job_of_shedlock_is_kept_for_as_long_as_its_old_ones_are(stage, world)
         await stage.aclose()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["shedlock", "shedlock-sqlite"], indirect=True)
+def test_an_acquisition_that_is_given_up_keeps_no_row_of_shedlock(run, world, stage):
+    """Its row is granted when the caller waits no more, so nothing was done under it."""
+    asked, given_up, cancel = threading.Event(), threading.Event(), threading.Event()
+
+    @sqlalchemy.event.listens_for(stage.engine, "commit")
+    def hold_up(_):
+        asked.set()
+        assert given_up.wait(PATIENCE)
+
+    async def scenario(locks, both):
+        lock = locks.lock("report", ttl=2, **({"cancel": cancel} if world == "threads" else {}))
+        lock = both(lock, ShedLockRow(stage.engine, "report", at_least_for=PATIENCE))
+        if world == "tasks":
+            acquiring = asyncio.create_task(lock.acquire())
+            assert await asyncio.to_thread(asked.wait, PATIENCE)
+            acquiring.cancel()
+            asyncio.get_running_loop().call_later(0.1, given_up.set)
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+        else:
+            acquiring = meanwhile(lock.acquire)
+            assert asked.wait(PATIENCE)
+            cancel.set()
+            with pytest.raises(AcquireCancelledError):
+                await acquiring()
+            given_up.set()
+        await comes(lambda: gets_it_in_the_old_way(stage))
+
+    run(scenario)
+    with stage.old("report", wait=0) as held:  # the row is there: old processes believe that for ever
+        assert held
+        assert stage.held("report")
 
 
 def async_engine_of(stage):
@@ -495,6 +641,46 @@ async def test_a_lock_of_ones_own_has_three_plain_functions(redis_server):
         assert not here.exists("own")
 
 
+class Hanging:
+    """A lock of one's own whose functions are plain, and return when they may."""
+
+    def __init__(self):
+        self.hanging, self.may_go_on = [], threading.Event()
+
+    def take(self, owner, ttl):
+        self.hanging.append(threading.current_thread())
+        return self.may_go_on.wait(PATIENCE)
+
+    def renew(self, owner, ttl):
+        return True
+
+    def give_back(self, owner):
+        pass
+
+
+def test_plain_functions_that_hang_hold_up_nothing_else(run):
+    """There are more of them than threads for old locks, and than threads of the event loop."""
+    old, many = Hanging(), 40
+
+    async def scenario(locks, both):
+        acquiring = [meanwhile(both(locks.lock(f"report/{n}", ttl=100), old).acquire) for n in range(many)]
+        try:
+            await comes(lambda: hangs(32))
+            assert await in_the_loop(locks, lambda: asyncio.wait_for(asyncio.to_thread(int), 10)) == 0
+            assert len(old.hanging) == 32
+        finally:
+            old.may_go_on.set()
+        for acquired in acquiring:
+            await (await acquired()).release()
+
+    async def hangs(number):
+        return len(old.hanging) >= number
+
+    run(scenario)
+    assert len(old.hanging) == many
+    assert len(set(old.hanging)) <= 32
+
+
 class Shelf:
     """An old lock in this process: who has it until when, and what its owner may find out meanwhile."""
 
@@ -558,6 +744,41 @@ async def test_a_keeper_that_is_cancelled_ends_the_lease_and_the_old_lock_covers
                     assert old.taken, "no client of the old lock is inside with this body"
         assert lost.value.reason is LossReason.CLOSED
         await eventually(lambda: not_taken(old), what="the old lock is released")
+
+
+@pytest.mark.parametrize("end", ["release", "drop", "max_hold", "drain", "close"])
+def test_ours_is_released_after_the_old_lock_however_the_lease_ends(run, end):
+    old, backend, seen = Shelf(), MemoryBackend(), []
+
+    async def releasing():
+        for _ in range(2):
+            seen.append(await backend.inspect("report") is not None)
+            await asyncio.sleep(0.2)
+
+    async def scenario(locks, both):
+        options = {"max_hold": 0.3} if end == "max_hold" else {}
+        lease = await both(locks.lock("report", ttl=4, **options), old).acquire()
+        old.releasing = releasing
+        if end == "release":
+            await lease.release()
+        elif end == "drain":
+            await locks.drain(within=0)
+        elif end == "close":
+            await (locks.close() if isinstance(locks, Waiting) else locks.aclose())
+        elif end == "drop":
+            with pytest.warns(ResourceWarning, match="dropped without release"):
+                del lease
+        if end in {"drop", "max_hold"}:
+            await comes(lambda: is_released(locks))
+        seen.append("end")
+
+    async def is_released(locks):
+        return await locks.inspect("report") is None
+
+    run(scenario, backend)
+    assert seen == [True, True, "end"] if end != "drain" else [each for each in seen if each != "end"] == [True, True]
+    assert not old.taken
+    assert asyncio.run(is_free(backend))
 
 
 async def not_taken(old):
