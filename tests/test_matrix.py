@@ -27,6 +27,7 @@ LACKS = {
     "redis": set(),
     "redis.quorum": set(),
     "postgresql": set(),
+    "mysql": set(),
     "zookeeper": {"keeps_alone"},
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
@@ -141,6 +142,7 @@ OPERATING = {
     "memory": "memory",
     "SQLite": "sqlite",
     "PostgreSQL": "postgresql",
+    "MySQL, MariaDB": "mysql",
     "Redis, with Sentinel, on a cluster": "redis",
     "etcd": "etcd",
     "ZooKeeper": "zookeeper",
@@ -181,6 +183,7 @@ SCENARIOS = {
         "memory": "there is no network between",
         "sqlite": "there is no network between",
         "redisquorum": "a lost answer is one of several: tests/stores/quorum/test_redis_quorum_nodes.py",
+        "mysql": "the network of a test sees none of its requests",
         "etcd": "the network of a test sees none of its requests: tests/stores/etcd/test_etcd_faults.py",
         "zookeeper": "the network of a test sees none of its requests: tests/stores/zookeeper/test_zookeeper_faults.py",
         "kahuna": "the network of a test sees none of its requests: tests/stores/kahuna/test_kahuna_faults.py",
@@ -189,6 +192,7 @@ SCENARIOS = {
         "memory": "it lives in one process",
         "sqlite": "it has no replicas",
         "redisquorum": "it loses no grant that a majority has: tests/stores/quorum/test_redis_quorum_nodes.py",
+        "mysql": "its replicas are not started by the tests yet",
         "etcd": "it loses no grant: tests/stores/etcd/test_etcd_cluster.py",
         "zookeeper": "it loses no grant: tests/stores/zookeeper/test_zookeeper_failover.py",
         "kahuna": "it loses no grant: tests/stores/kahuna/test_kahuna_cluster.py",
@@ -210,6 +214,7 @@ SCENARIOS = {
     "RevocationNoticesSuite": {
         "memory": "it lives in one process, and its notices are those of BackendSuite",
         "kahuna": "it cannot take a lock away",
+        "mysql": "the notices of BackendSuite",
         "redis": "its client tracking tells of every change: tests/stores/redis/test_redis_losses.py",
         "redisquorum": "client tracking tells of every change, as on one server",
         "etcd": "its watches tell of every change: tests/stores/etcd/test_etcd_notices.py",

@@ -98,11 +98,11 @@ def read_mysql_url(
         raise ConfigurationError(msg)
     if unix_socket is not None and parts.hosts:
         refuse_url("names a host and unix_socket; write mysql://user@/app?unix_socket=/run/mysqld/mysqld.sock")
+    addresses = parts.addresses() if parts.hosts else (_HERE,)
     database = decoded(parts.path.removeprefix("/"), "path")
     if not database or "/" in database:
         refuse_url("must name one database, as in mysql://user@localhost/app")
     context = tls_context(tls=read_switch("tls", tls), scheme="mysql", ca=ca, cert=cert, key=key, context=ssl_context)
-    addresses = parts.addresses() if parts.hosts else (_HERE,)
     return MysqlUrl(addresses, parts.user or None, parts.password, database, unix_socket, context)
 
 

@@ -46,6 +46,7 @@ _ETCD = Builtin("fencing_sdk.backends.etcd")
 _REDIS = Builtin("fencing_sdk.backends.redis", extra="redis")
 _REDIS_QUORUM = Builtin("fencing_sdk.backends.redis.quorum", extra="redis")
 _POSTGRESQL = Builtin("fencing_sdk.backends.postgresql", extra="postgresql")
+_MYSQL = Builtin("fencing_sdk.backends.mysql", extra="mysql")
 _ZOOKEEPER = Builtin("fencing_sdk.backends.zookeeper", extra="zookeeper")
 
 BUILTIN = {
@@ -69,11 +70,13 @@ BUILTIN = {
     "valkeys": _REDIS,
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
     "zk": _ZOOKEEPER,
     "zookeeper": _ZOOKEEPER,
 }
 
-_SQLALCHEMY = {"postgresql", "postgres", "sqlite"}
+_SQLALCHEMY = {"postgresql", "postgres", "sqlite", "mysql", "mariadb"}
 """Schemes to which SQLAlchemy adds the name of a driver, as in ``postgresql+asyncpg``."""
 
 

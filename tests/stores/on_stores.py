@@ -10,6 +10,7 @@ from etcd_server import EtcdCluster
 from fault_proxy import FaultProxy
 from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
+from mysql_server import MysqlServer
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum, QuorumNetwork
@@ -18,6 +19,7 @@ from store_bench import (
     EtcdBench,
     KahunaBench,
     MemoryBench,
+    MysqlBench,
     PostgresqlBench,
     QuorumBench,
     RedisBench,
@@ -56,6 +58,13 @@ class OnPostgresql:
     @pytest.fixture
     def bench(self, postgresql_server: PostgresqlServer, postgresql_proxy: PostgresqlProxy) -> PostgresqlBench:
         return PostgresqlBench(postgresql_server, postgresql_proxy)
+
+
+class OnMysql:
+    @pytest.fixture
+    async def bench(self, mysql_server: MysqlServer) -> AsyncIterator[MysqlBench]:
+        async with FaultProxy(mysql_server.port) as proxy:
+            yield MysqlBench(mysql_server, proxy)
 
 
 class OnEtcd:

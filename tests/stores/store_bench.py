@@ -27,6 +27,8 @@ from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from local_ports import HOST
+from mysql_server import USER as MYSQL_USER
+from mysql_server import MysqlServer
 from patience import wait_until
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
@@ -228,6 +230,40 @@ class PostgresqlBench(Line):
 
     async def leavings(self) -> list[object]:
         return await postgresql_stage.leavings(self.server)
+
+
+class MysqlBench(Line):
+    connections = 2  # one for the requests, and one that sleeps
+
+    def __init__(self, server: MysqlServer, proxy: FaultProxy) -> None:
+        self.server, self.proxy = server, proxy
+        self.url = server.url
+        self.by_proxy = server.url_as(MYSQL_USER, port=proxy.port)
+        self.pause, self.resume = server.pause, server.resume
+
+    def seconds_left(self, name: str) -> float:
+        left = "SELECT (held_until - UNIX_TIMESTAMP(NOW(6)) * 1000000) / 1000000 FROM fencing_lock WHERE name = %s"
+        return max(0.0, *(float(seconds) for (seconds,) in self.server.ask(left, name)), 0.0)
+
+    async def in_line(self, name: str) -> int:
+        if not await self.server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
+            return 0
+        return int(await self.server.value("SELECT count(*) FROM fencing_waiter WHERE name = %s", name))
+
+    async def leavings(self) -> list[object]:
+        found: list[object] = list(
+            await self.server.fetch(
+                "SELECT id, info FROM information_schema.processlist"
+                " WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
+            )
+        )
+        if await self.server.fetch("SHOW TABLES LIKE 'fencing_lock'"):
+            now = "UNIX_TIMESTAMP(NOW(6)) * 1000000"
+            found += await self.server.fetch(f"SELECT name FROM fencing_lock WHERE held_until > {now}")
+            found += await self.server.fetch(
+                f"SELECT name FROM fencing_waiter JOIN fencing_sign USING (waiter_group) WHERE seen > {now} - 3000000"
+            )
+        return found
 
 
 class EtcdBench(Line):

@@ -7,13 +7,20 @@ import gc
 import warnings
 
 import pytest
-from on_stores import OnEtcd, OnKahuna, OnMemory, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnKahuna, OnMemory, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from store_bench import WaitersBench
 
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends import from_url
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 class LoopsSuite:
@@ -60,6 +67,9 @@ class TestRedisQuorum(OnRedisQuorum, LoopsSuite): ...
 
 
 class TestPostgresql(OnPostgresql, LoopsSuite): ...
+
+
+class TestMysql(OnMysql, LoopsSuite): ...
 
 
 class TestEtcd(OnEtcd, LoopsSuite): ...

@@ -5,11 +5,18 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from on_stores import OnEtcd, OnKahuna, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnKahuna, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from opening_suite import OpeningSuite
 from store_bench import SqliteBench
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 class TestSqlite(OnSqlite, OpeningSuite):
@@ -29,6 +36,9 @@ class TestRedisQuorum(OnRedisQuorum, OpeningSuite): ...
 
 
 class TestPostgresql(OnPostgresql, OpeningSuite): ...
+
+
+class TestMysql(OnMysql, OpeningSuite): ...
 
 
 class TestEtcd(OnEtcd, OpeningSuite): ...

@@ -1,10 +1,10 @@
 """Every store that can take a lock away does it as `RevokingSuite` says."""
 
 import pytest
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from revoking_suite import RevokingSuite
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 class TestSqlite(OnSqlite, RevokingSuite): ...
@@ -17,6 +17,9 @@ class TestRedis(OnRedis, RevokingSuite): ...
 
 
 class TestRedisQuorum(OnRedisQuorum, RevokingSuite): ...
+
+
+class TestMysql(OnMysql, RevokingSuite): ...
 
 
 class TestEtcd(OnEtcd, RevokingSuite):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from etcd_stage import Transactions
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
 from shares_suite import SharesSuite
 from store_bench import ZooKeeperBench
 from zookeeper_stage import Answers
@@ -12,7 +12,7 @@ from zookeeper_stage import Answers
 from fencing_sdk.abc import Claim
 from fencing_sdk.errors import BackendUnavailableError
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 class TestSqlite(OnSqlite, SharesSuite): ...
@@ -22,6 +22,9 @@ class TestRedis(OnRedis, SharesSuite): ...
 
 
 class TestPostgresql(OnPostgresql, SharesSuite): ...
+
+
+class TestMysql(OnMysql, SharesSuite): ...
 
 
 class TestEtcd(OnEtcd, SharesSuite):

@@ -1,9 +1,16 @@
 """Threads and processes hold locks of every store as `SyncSuite` says."""
 
-from on_stores import OnEtcd, OnKahuna, OnMemory, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnKahuna, OnMemory, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from sync_suite import SyncProcessesSuite, SyncRevokingSuite, SyncSuite
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 class TestMemory(OnMemory, SyncSuite, SyncRevokingSuite): ...
@@ -20,6 +27,9 @@ class TestRedisQuorum(OnRedisQuorum, SyncSuite, SyncRevokingSuite, SyncProcesses
 
 
 class TestPostgresql(OnPostgresql, SyncSuite, SyncRevokingSuite, SyncProcessesSuite): ...
+
+
+class TestMysql(OnMysql, SyncSuite, SyncRevokingSuite, SyncProcessesSuite): ...
 
 
 class TestEtcd(OnEtcd, SyncSuite, SyncRevokingSuite, SyncProcessesSuite): ...

@@ -1,9 +1,9 @@
 """Every store with a line serves waiters as `WaitersSuite` says."""
 
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 from waiters_suite import WaitersSuite
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 class TestSqlite(OnSqlite, WaitersSuite): ...
@@ -16,6 +16,9 @@ class TestRedisQuorum(OnRedisQuorum, WaitersSuite): ...
 
 
 class TestPostgresql(OnPostgresql, WaitersSuite): ...
+
+
+class TestMysql(OnMysql, WaitersSuite): ...
 
 
 class TestEtcd(OnEtcd, WaitersSuite): ...

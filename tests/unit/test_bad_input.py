@@ -284,6 +284,17 @@ OPTIONS["postgresql"] = {
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
     **{option: [None, "", b"text", [], 5, Loud()] for option in LIBPQ_OPTIONS},
 }
+OPTIONS["mysql"] = {
+    "tokens": OPTIONS["memory"]["tokens"],
+    "create": OPTIONS["postgresql"]["create"],
+    "bell": OPTIONS["postgresql"]["create"],
+    "retention": OPTIONS["postgresql"]["retention"],
+    "connect_timeout": OPTIONS["postgresql"]["connect_timeout"],
+    "unix_socket": ["", 5, True, b"/run/s", [], "run/s", Loud()],
+    "tls": OPTIONS["postgresql"]["create"],
+    **{option: ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()] for option in ("ca", "cert", "key")},
+    "ssl_context": ["", 5, True, b"", [], "a\nb", Loud()],
+}
 OPTIONS["kahuna+https"] = {
     "durability": [None, "", "eternal", "PERSISTENT", 5, True, b"persistent", [], HUGE, "a\nb", "\0", Loud()],
     "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", "\0", Loud()],
@@ -320,6 +331,7 @@ URL_OF = {
     "sqlite": "sqlite:///locks.db",
     "rediss": "rediss://localhost",
     "rediss+quorum": "rediss+quorum://a,b,c",
+    "mysql": "mysql://localhost/app",
     "zk": "zk://localhost",
 }
 

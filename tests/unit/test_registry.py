@@ -195,6 +195,7 @@ def test_every_built_in_backend_can_be_loaded(tmp_path):
         **{scheme: f"{scheme}://localhost" for scheme in ("redis+cluster", "rediss+cluster")},
         **{scheme: f"{scheme}://a,b:6380,[::1]:6381" for scheme in ("redis+quorum", "rediss+quorum")},
         **{scheme: f"{scheme}://localhost/app" for scheme in ("postgresql", "postgres")},
+        **{scheme: f"{scheme}://localhost/app" for scheme in ("mysql", "mariadb")},
         **{scheme: f"{scheme}://a,b:2182,[::1]:2183/shop" for scheme in ("zk", "zookeeper")},
     }
     assert set(examples) == set(BUILTIN)
@@ -353,6 +354,7 @@ def test_looking_up_a_built_in_backend_reads_no_metadata(monkeypatch):
 
 
 PATHS = {"redis+sentinel": "/service", "rediss+sentinel": "/service", "zk": "/shop", "zookeeper": "/shop"}
+PATHS |= {"mysql": "/app", "mariadb": "/app"}
 LISTS = sorted({*BUILTIN} - {"memory", "sqlite", "unix", "redis+unix", "redis", "rediss", "valkey", "valkeys"})
 """The schemes that take a list of hosts."""
 WITHOUT_LOGIN = {"kahuna", "kahuna+https"}

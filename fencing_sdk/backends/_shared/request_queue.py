@@ -14,16 +14,18 @@ closed one may leave a process on the server that waits for something. So the si
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 
-__all__ = ["ConnectionAbandonedError", "RequestConnection", "Session"]
+__all__ = ["ConnectionAbandonedError", "RequestConnection", "Session", "keep_in_children"]
 
 SILENCE = 0.25
 """Seconds without an answer after which a connection is closed when a caller gives up."""
@@ -246,3 +248,25 @@ class _RequestQueue(Generic[S]):
         if self._running and self._runner is not None:
             await asyncio.wait((self._runner,), timeout=_CLOSING_PATIENCE)
         await asyncio.sleep(0)  # in the next turn of the loop the transport calls connection_lost
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_inherited: list[Session] = []
+
+
+def keep_in_children(session: Session) -> None:
+    """
+    Keep *session* alive for ever in a child that inherits it.
+
+    Parent and child share one epoll object. If the child collected a session, its finalizer would remove the
+    connection from that epoll object, and the parent would never see its data.
+    """
+    _sessions.add(session)
+
+
+def _after_fork() -> None:
+    _inherited.extend(_sessions)
+    _sessions.clear()
+
+
+forks.in_child(_after_fork)

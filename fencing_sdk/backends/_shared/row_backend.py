@@ -166,6 +166,10 @@ class RowBackend(Uncopied):
         look = None if waiter is None else partial(rules.refusal, claim=claim)
         rule = partial(rules.acquire, claim=claim)
         outcome = await self._store.run("acquire", claim.name, rule, look=look, durable=True)
+        return self._answered(claim, outcome)
+
+    def _answered(self, claim: Claim, outcome: Grant | Busy) -> Grant | Busy:
+        waiter = None if self._waiters is None else self._waiters.find(claim)
         if waiter is not None:
             waiter.served = isinstance(outcome, Grant)
         if isinstance(outcome, Grant):

@@ -1,5 +1,5 @@
 """
-The rows of a store that is this process: dictionaries, on which the rules of `rules` are run.
+The rows of a store in this process: dictionaries, on which the rules of `rules` are run.
 
 Every call takes ``now``; there is no clock here, and no I/O.
 """
@@ -22,8 +22,10 @@ _SWEEP_FROM = 64
 class RowTable:
     """The holders and the waiters of each lock, and the last token; one counter serves all names."""
 
-    def __init__(self, next_token: TokenSource) -> None:
+    def __init__(self, next_token: TokenSource, backend: str = "MemoryBackend") -> None:
         self.next_token = next_token
+        self.backend = backend
+        """What errors call the store."""
         self.last_token = 0
         self.grants: dict[str, dict[str, GrantRow]] = {}
         """By name and owner. No name has an empty dictionary."""
@@ -123,12 +125,11 @@ class RowTable:
 class TableRows:
     """The rows of one name in a table: see `fencing_sdk.backends._shared.rules.Rows`."""
 
-    __slots__ = ("_name", "now", "table", "woken")
-
-    backend = "MemoryBackend"
+    __slots__ = ("_name", "backend", "now", "table", "woken")
 
     def __init__(self, table: RowTable, name: str, now: float) -> None:
         self.table = table
+        self.backend = table.backend
         self._name = name
         self.now = now
         self.woken: WaiterRow | None = None

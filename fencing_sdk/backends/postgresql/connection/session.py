@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import uuid
-import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fencing_sdk._values import forks
+from fencing_sdk.backends._shared.request_queue import keep_in_children
 from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, PreparedStatement
 
 T = TypeVar("T")
@@ -35,7 +34,7 @@ class PostgresqlSession:
         self.pooled = pooled
         self.wrapped = False
         """True if each statement needs its own transaction, because the default isolation is not READ COMMITTED."""
-        _sessions.add(self)
+        keep_in_children(self)
 
     @property
     def closed(self) -> bool:
@@ -120,21 +119,3 @@ class PostgresqlSession:
             await self._connection.close(timeout=_CLOSE_PATIENCE)
         except Exception:  # noqa: BLE001  (the connection must end, whichever error the driver raised)
             self.drop()
-
-
-_sessions: weakref.WeakSet[PostgresqlSession] = weakref.WeakSet()
-_inherited: list[PostgresqlSession] = []
-
-
-def _after_fork() -> None:
-    """
-    Keep the parent's sessions alive in a child process for ever.
-
-    Parent and child share one epoll object. If the child collected a session, its finalizer would remove the
-    connection from that epoll object, and the parent would never see its data.
-    """
-    _inherited.extend(_sessions)
-    _sessions.clear()
-
-
-forks.in_child(_after_fork)

@@ -1,0 +1,175 @@
+"""
+The bell of a client: a connection that sleeps in a statement until another client interrupts it with KILL QUERY.
+
+1. The client runs ``SELECT SLEEP(...)``, with its name in a comment. That text, in the server's list of processes, is
+   all the registration there is: nothing is stale after a crash or a failover.
+2. Who has a message writes it into the table ``fencing_bell``, in the transaction that frees the lock. After the
+   commit it looks for the sleeping statement, and interrupts it.
+3. The client reads its messages, deletes them, and sleeps again. A message that was written between two sleeps ends
+   the next one at once. An interruption that comes late may hit another statement of the same connection; it is no
+   more than a ring there.
+
+A client sees and interrupts the connections of its own user only, and none through a proxy that numbers connections
+by itself. Waiters that cannot be reached try once a second, and holders notice a revocation when they renew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+
+from fencing_sdk._mysql.driver import Rows, ServerError, code_of, hexadecimal
+from fencing_sdk._values.clock import JITTER
+from fencing_sdk._values.loop_owner import LoopOwner
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.row_backend import random_text
+from fencing_sdk.backends.mysql.rows import message
+from fencing_sdk.backends.mysql.session import MysqlSession
+
+OnMessage = Callable[[str], object]
+
+_SLEEP = 5
+"""Seconds of one sleep. While it lasts, the tables cannot be altered."""
+_INTERRUPTED = {1317, 1969, 3024}
+"""By KILL QUERY; by a limit of the server for statements, in MariaDB and in MySQL."""
+_LAST_PAUSE = 15.0
+"""Seconds between two attempts to connect while the server does not answer; the first ones are faster."""
+_CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
+
+
+class Bell:
+    """
+    The bell of one backend object in the running event loop.
+
+    Args:
+        dial: Opens a connection.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[MysqlSession]]) -> None:
+        self.client = random_text()
+        self._owner = LoopOwner()
+        self._dial = dial
+        self._listeners: list[OnMessage] = []
+        self._session: MysqlSession | None = None
+        self._task = BackgroundTask()
+
+    @property
+    def usable(self) -> bool:
+        """True if this loop of this process owns it: not in a forked child, and not in the next loop."""
+        return self._owner.is_current
+
+    def hear(self, on_message: OnMessage) -> BellBox:
+        """Pass every message on, until the box is closed."""
+        self._listeners.append(on_message)
+        self._task.start(self._listen)
+        return BellBox(self, on_message)
+
+    def stop_hearing(self, on_message: OnMessage) -> None:
+        """Pass no more messages on to *on_message*."""
+        with suppress(ValueError):
+            self._listeners.remove(on_message)
+
+    async def aclose(self) -> int | None:
+        """Close the connection. Return the server's number of it, if it still sleeps there."""
+        self._listeners.clear()
+        session = self._session
+        await self._task.aclose()
+        return None if session is None else session.number
+
+    async def _listen(self) -> None:
+        pause = 0.5
+        while self._listeners:
+            try:
+                self._session = await self._dial()
+                if not self._session.direct:
+                    return  # no ring would arrive
+                pause = 0.5
+                await self._pass_on(self._session)
+            except Exception:  # noqa: BLE001  (until the next attempt, waiters try by themselves)
+                pause = min(pause * JITTER.uniform(1.5, 2.0), _LAST_PAUSE)
+            finally:
+                if self._session is not None:
+                    self._session.drop()
+                    self._session = None
+            await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
+
+    async def _pass_on(self, session: MysqlSession) -> None:
+        mine = f"FROM fencing_bell WHERE client = {hexadecimal(self.client)}"
+        sleep = f"SELECT SLEEP(IF(EXISTS(SELECT 1 {mine}), 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
+        while self._listeners:
+            messages = await _unless_interrupted(session, f"SELECT id, message {mine} ORDER BY id")
+            for _, text in messages:
+                for listener in tuple(self._listeners):
+                    listener(text.decode())
+            if messages:
+                numbers = ", ".join(f"{number:d}" for number, _ in messages)
+                await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
+            await _unless_interrupted(session, sleep)
+
+
+class BellBox:
+    """Where messages for a client arrive: see `fencing_sdk.backends._shared.row_backend.MessageBox`."""
+
+    def __init__(self, bell: Bell, on_message: OnMessage) -> None:
+        self._bell = bell
+        self._on_message = on_message
+
+    @property
+    def name(self) -> str:
+        """By which others reach it."""
+        return self._bell.client
+
+    def close(self) -> None:
+        """Receive no more."""
+        self._bell.stop_hearing(self._on_message)
+
+
+async def ring(session: MysqlSession, clients: Collection[str]) -> None:
+    """Interrupt the sleep of the *clients* for whom a message was written."""
+    for number, client in await _sleepers(session):
+        if client in clients:
+            await _interrupt(session, number)
+
+
+async def ring_all(session: MysqlSession, text: str) -> None:
+    """Write a message for every client that sleeps, and interrupt its sleep."""
+    sleepers = await _sleepers(session)
+    if not sleepers:
+        return
+    await session.ask(message({client for _, client in sleepers}, text))
+    for number, _ in sleepers:
+        await _interrupt(session, number)
+
+
+async def end(session: MysqlSession, number: int) -> None:
+    """End a connection whose socket is closed: the server would notice it after the sleep only."""
+    with suppress(ServerError):  # it has ended
+        await session.ask(f"KILL {number:d}")
+
+
+async def _sleepers(session: MysqlSession) -> list[tuple[int, str]]:
+    if not session.direct:
+        return []
+    schema = "information_schema" if session.is_mariadb else "performance_schema"  # MySQL warns of its older table
+    (found,) = await session.ask(f"SELECT id, info FROM {schema}.processlist WHERE info LIKE 'SELECT SLEEP(%'")  # noqa: S608
+    texts = [(number, info.decode() if isinstance(info, bytes) else info) for number, info in found]
+    return [(number, match[1]) for number, text in texts if (match := _CLIENT.search(text))]
+
+
+async def _interrupt(session: MysqlSession, number: int) -> None:
+    try:
+        await session.ask(f"KILL QUERY {number:d}")
+    except ServerError:  # it has ended, or is another user's
+        if session.closed:
+            raise
+
+
+async def _unless_interrupted(session: MysqlSession, statement: str) -> Rows:
+    try:
+        return (await session.ask(statement))[0]
+    except ServerError as error:
+        if code_of(error) not in _INTERRUPTED:
+            raise
+        return ()

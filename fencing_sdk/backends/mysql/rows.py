@@ -1,0 +1,262 @@
+"""
+The rows of the server as texts: how they are read, and how the changes of a rule are written.
+
+A transaction has two texts. The first one locks the rows of its names and reads all that a rule may ask for, into a
+table in memory. The rule runs on that table. What it has changed is the second text, which commits.
+
+The statement that locks a name also creates it. It is an upsert, because ``INSERT IGNORE`` takes a shared lock first:
+two sessions that do so for one name often end in a deadlock. Names are locked in their order.
+
+All values are numbers or hexadecimal literals, so no text of a caller can end a literal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fencing_sdk._mysql.driver import Rows, hexadecimal
+from fencing_sdk._values.claim import LOCK, READER, WRITER, Mode, Permit
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.row_backend import WaiterAddress
+from fencing_sdk.backends._shared.row_table import RowTable, TableRows
+from fencing_sdk.backends._shared.rules import GrantRow, TokenSource, WaiterRow
+
+T = TypeVar("T")
+
+SECOND = 1_000_000
+"""Microseconds, in which the server's tables count time."""
+NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+"""When the statement began. As a statement after the one that locked the rows, it is not older than the locks."""
+
+_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
+
+
+def lock(names: Sequence[str]) -> str:
+    """Lock the rows of *names*, in this order, and create those that are missing."""
+    rows = ", ".join(f"({hexadecimal(name)}, 0, {NOW}, '[]')" for name in names)
+    return (
+        f"INSERT INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"  # noqa: S608  (hexadecimal)
+        " ON DUPLICATE KEY UPDATE token = token"
+    )
+
+
+def read(names: Iterable[str], *, line: bool, reasons: bool, lock_free: bool = False) -> list[str]:
+    """
+    Read the rows of *names*, for `NameRows.of_answers`.
+
+    Args:
+        names: One at least.
+
+        line: Whether the rule asks for the waiters.
+
+        reasons: Whether it asks why grants were ended.
+
+        lock_free: Lock the rows of the names that no other transaction has locked, and read those alone.
+    """
+    among = f"name IN ({', '.join(map(hexadecimal, names))})"
+    locking = " FOR UPDATE SKIP LOCKED" if lock_free else ""
+    texts = [f"SELECT name, token, grants FROM fencing_lock WHERE {among}{locking}", f"SELECT {NOW}"]  # noqa: S608
+    texts.append(
+        "SELECT name, owner, fencing_waiter.waiter_group, box, ticket, mode, permits, since, label, seen"  # noqa: S608
+        " FROM fencing_waiter LEFT JOIN fencing_sign ON fencing_sign.waiter_group = fencing_waiter.waiter_group"
+        f" WHERE {among} ORDER BY number"
+        if line
+        else "DO 0"
+    )
+    texts.append(f"SELECT name, owner, until, reason FROM fencing_revoked WHERE {among}" if reasons else "DO 0")  # noqa: S608
+    return texts
+
+
+READS = 4
+"""How many statements `read` returns."""
+
+
+class NameRows:
+    """The rows of one name as they were read, and the changes of the rule that runs on them."""
+
+    def __init__(self, table: RowTable, name: str, now: float) -> None:
+        self._table = table
+        self._name = name
+        self._now = now
+        self._rows = TableRows(table, name, now)
+        self._token = table.last_token
+        self._held = self._grants_text()
+        self._waiting = set(table.lines.get(name, ()))
+        self._reasons = dict(table.reasons)
+
+    @classmethod
+    def of_answers(
+        cls, answers: Sequence[Rows], tokens: Callable[[float], TokenSource], backend: str
+    ) -> Callable[[str], NameRows]:
+        """
+        Take the *answers* to `read`; return the rows of any of the names.
+
+        Args:
+            answers: The rows of each statement.
+
+            tokens: From the time to how tokens grow.
+
+            backend: What errors call the store.
+        """
+        locks, ((micros,),), waiters, reasons = answers
+        now = int(micros) / SECOND
+        known = {_text(name): (token, grants) for name, token, grants in locks}
+        lines: dict[str, OrderedDict[str, WaiterRow]] = {}
+        for name, waiter in map(_waiter, waiters):
+            lines.setdefault(name, OrderedDict())[waiter.owner] = waiter
+        why = {(_text(name), _text(owner)): (until / SECOND, _text(text)) for name, owner, until, text in reasons}
+
+        def rows_of(name: str) -> NameRows:
+            token, grants = known.get(name, (0, "[]"))
+            table = RowTable(tokens(now), backend)
+            table.last_token = token
+            if held := {row.owner: row for row in map(_grant, json.loads(grants))}:
+                table.grants[name] = held
+            if name in lines:
+                table.lines[name] = lines[name]
+            table.reasons = {key: kept for key, kept in why.items() if key[0] == name}
+            return cls(table, name, now)
+
+        return rows_of
+
+    def apply(self, rule: Callable[[rules.Rows], T]) -> T:
+        """Run *rule*."""
+        return rule(self._rows)
+
+    @property
+    def woken(self) -> WaiterAddress | None:
+        """Whom the rule wakes, where the waiter can be reached."""
+        waiter = self._rows.woken
+        address = None if waiter is None else waiter.address
+        return address if isinstance(address, WaiterAddress) and address.box else None
+
+    def changes(self) -> Iterator[str]:
+        """The statements that write what the rule has changed."""
+        name, micros = hexadecimal(self._name), int(self._now * SECOND)
+        held, token = self._grants_text(), self._table.last_token
+        if held != self._held or token != self._token:
+            ends = [_end_of(row) for row in self._table.grants.get(self._name, {}).values()]
+            yield (
+                f"UPDATE fencing_lock SET token = {token:d}, held_until = {max(ends, default=micros):d},"  # noqa: S608
+                f" grants = {hexadecimal(held)} WHERE name = {name}"
+            )
+        line: Mapping[str, WaiterRow] = self._table.lines.get(self._name, {})
+        for owner in self._waiting - line.keys():
+            yield f"DELETE FROM fencing_waiter WHERE name = {name} AND owner = {hexadecimal(owner)}"  # noqa: S608
+        for owner in line.keys() - self._waiting:
+            yield from _joining(name, line[owner], micros)
+        for (_, owner), (until, reason) in self._table.reasons.items() - self._reasons.items():
+            values = f"{name}, {hexadecimal(owner)}, {math.ceil(until * SECOND):d}, {hexadecimal(reason)}"
+            yield f"REPLACE INTO fencing_revoked (name, owner, until, reason) VALUES ({values})"  # noqa: S608
+        if (address := self.woken) is not None:
+            yield message([address.box], address.ticket)
+
+    def _grants_text(self) -> str:
+        return json.dumps([_grant_object(row) for row in self._table.grants.get(self._name, {}).values()])
+
+
+def message(clients: Collection[str], text: str) -> str:
+    """Leave a message for each of the *clients*: see `bell`."""
+    rows = ", ".join(f"({hexadecimal(client)}, {hexadecimal(text)}, {NOW})" for client in clients)
+    return f"INSERT INTO fencing_bell (client, message, sent) VALUES {rows}"  # noqa: S608
+
+
+def sign_of_life(group: str) -> str:
+    """Note that a group of waiters lives."""
+    return (
+        f"INSERT INTO fencing_sign (waiter_group, seen) VALUES ({hexadecimal(group)}, {NOW})"  # noqa: S608
+        f" ON DUPLICATE KEY UPDATE seen = {NOW}"
+    )
+
+
+def standing(group: str) -> str:
+    """Read which waiters of a *group* stand in their lines, for `read_standing`."""
+    return f"SELECT name, owner FROM fencing_waiter WHERE waiter_group = {hexadecimal(group)}"  # noqa: S608
+
+
+def read_standing(rows: Rows) -> set[tuple[str, str]]:
+    """Each waiter of a group, by name and owner."""
+    return {(_text(name), _text(owner)) for name, owner in rows}
+
+
+def page_of_names(prefix: str, after: str | None, limit: int) -> str:
+    """Read the next *limit* names that begin with *prefix* and may be held, for `read_names`."""
+    start = f"name >= {hexadecimal(prefix)}" if after is None else f"name > {hexadecimal(after)}"
+    # UTF-8 has no byte 0xFF, so no name with this prefix is above it.
+    end = f" AND name < CONCAT({hexadecimal(prefix)}, x'ff')"
+    return f"SELECT name FROM fencing_lock WHERE {start}{end} AND held_until > {NOW} ORDER BY name LIMIT {limit:d}"  # noqa: S608
+
+
+def read_names(rows: Rows) -> list[str]:
+    """The names of an answer."""
+    return [_text(name) for (name,) in rows]
+
+
+def _joining(name: str, waiter: WaiterRow, now: int) -> Iterator[str]:
+    address = waiter.address
+    assert isinstance(address, WaiterAddress)
+    texts = (waiter.owner, address.group, address.box, address.ticket, waiter.mode.word)
+    permits = "NULL" if (number := _permits_of(waiter.mode)) is None else f"{number:d}"
+    label = "NULL" if waiter.label is None else hexadecimal(waiter.label)
+    yield (
+        "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, permits, since, label) VALUES"  # noqa: S608
+        f" ({name}, {', '.join(map(hexadecimal, texts))}, {permits}, {now:d}, {label})"
+    )
+    yield sign_of_life(address.group)
+
+
+def _waiter(row: Sequence[Any]) -> tuple[str, WaiterRow]:
+    name, owner, group, box, ticket, word, permits, since, label, seen = row
+    silent_at = (since if seen is None else seen) / SECOND + rules.LINE_TTL
+    address = WaiterAddress(_text(box), _text(group), _text(ticket))
+    label = None if label is None else _text(label)
+    return _text(name), WaiterRow(
+        _text(owner), _mode_of(_text(word), permits), silent_at, since / SECOND, label, address
+    )
+
+
+def _grant(found: Mapping[str, Any]) -> GrantRow:
+    return GrantRow(
+        found["owner"],
+        found["token"],
+        found["expires"] / SECOND,
+        _mode_of(found["mode"], found.get("permits")),
+        found.get("permit"),
+        found.get("label"),
+        found["since"] / SECOND,
+    )
+
+
+def _grant_object(row: GrantRow) -> dict[str, object]:
+    written: dict[str, object | None] = {
+        "owner": row.owner,
+        "token": row.token,
+        "expires": _end_of(row),
+        "since": round(row.since * SECOND),
+        "mode": row.mode.word,
+        "permits": _permits_of(row.mode),
+        "permit": row.permit,
+        "label": row.label,
+    }
+    return {key: value for key, value in written.items() if value is not None}
+
+
+def _end_of(grant: GrantRow) -> int:
+    """The moment a grant ends, rounded up: the store never frees a lock early."""
+    return math.ceil(grant.expires * SECOND)
+
+
+def _mode_of(word: str, permits: int | None) -> Mode:
+    return _MODES[word] if permits is None else Permit(of=permits)
+
+
+def _permits_of(mode: Mode) -> int | None:
+    return mode.of if isinstance(mode, Permit) else None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,303 @@
+"""
+The server as a store of rows: each step is one transaction of two texts, as `rows` explains.
+
+Renewals first take the rows that no other transaction has locked, so that one lock whose row is held up does not end
+the others. The rest is renewed after that, and waits for the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import TypeVar, cast
+
+from fencing_sdk._mysql.driver import Rows as Answer
+from fencing_sdk._mysql.driver import code_of
+from fencing_sdk._values.claim import Busy, Claim, Grant
+from fencing_sdk._values.clock import JITTER, TICK, BootClock
+from fencing_sdk._values.token import Token
+from fencing_sdk.abc import Guard
+from fencing_sdk.abc._powers import TransactionalGuard
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.losses import StopListening
+from fencing_sdk.backends._shared.request_queue import RequestConnection
+from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
+from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
+from fencing_sdk.backends.mysql import rows
+from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring, ring_all
+from fencing_sdk.backends.mysql.errors import BACKEND, GONE, NO_TABLE, READ_ONLY, ROLLED_BACK, translated, translating
+from fencing_sdk.backends.mysql.rows import READS, NameRows
+from fencing_sdk.backends.mysql.session import MysqlDialer, MysqlSession
+from fencing_sdk.backends.mysql.sweep import sweep
+from fencing_sdk.errors import BackendError
+
+T = TypeVar("T")
+
+Fences = Sequence[tuple[Guard, str]]
+FENCE_PATIENCE = 1.0
+"""Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
+_EVERY = 600.0
+"""Seconds between two sweeps of one client."""
+_CLOCK = BootClock()
+
+
+class MysqlStore:
+    """
+    A server, as `RowBackend` asks for it: see `RowStore`.
+
+    Args:
+        dialer: Opens connections.
+
+        hybrid: Whether tokens follow the clock: see `token_source`.
+
+        bell: Whether clients sleep on a second connection until others wake them.
+
+        retention: Seconds for which a lock must have been free before its row is deleted.
+    """
+
+    def __init__(self, dialer: MysqlDialer, *, hybrid: bool, bell: bool, retention: float) -> None:
+        self._dialer = dialer
+        self._hybrid = hybrid
+        self._with_bell = bell
+        self._connection = RequestConnection(dialer.dial, _adapt)
+        self._fenced_connection = RequestConnection(dialer.dial, _adapt)
+        self._bell: Bell | None = None
+        self._retention = retention
+        self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
+        self._sweep = BackgroundTask()
+
+    async def open(self) -> None:
+        """See `RowStore.open`."""
+        with translating("open"):
+            await self._connection.run(lambda session: session.ask("DO 0"))
+
+    async def run(
+        self,
+        operation: str,
+        name: str,
+        rule: Callable[[Rows], T],
+        *,
+        look: Callable[[Rows], T | None] | None = None,
+        reads: bool = False,
+        durable: bool = False,
+        surely: bool = False,
+    ) -> T:
+        """See `RowStore.run`."""
+
+        async def body(session: MysqlSession) -> T:
+            if reads or look is not None:
+                rows_of = await self._read(session, operation, [name])
+                answer = rows_of(name).apply(rule if reads else cast("Callable[[Rows], T]", look))
+                if reads or answer is not None:
+                    return answer
+            (answer,) = await self._step(session, operation, [(name, rule)])
+            return answer
+
+        with translating(operation):
+            answer = await self._connection.run(body, urgent=operation == "release", must_run=surely)
+        if durable:
+            self._sweep_if_due()
+        return answer
+
+    async def run_fenced(self, claim: Claim, rule: Callable[[Rows], Grant | Busy], fences: Fences) -> Grant | Busy:
+        """Run a *rule* that may grant, and raise the fences of a grant in its transaction."""
+
+        async def raise_all(session: MysqlSession, outcome: Grant | Busy) -> None:
+            if isinstance(outcome, Grant):
+                for guard, resource in fences:
+                    token = Token(outcome.token, claim.holder)
+                    transaction = session.for_guards()
+                    await cast("TransactionalGuard", guard).raise_in(transaction, resource, token, wait=FENCE_PATIENCE)
+
+        async def body(session: MysqlSession) -> Grant | Busy:
+            (outcome,) = await self._step(session, "acquire", [(claim.name, rule)], before_commit=raise_all)
+            return outcome
+
+        with translating("acquire"):
+            return await self._fenced_connection.run(body)
+
+    async def run_all(
+        self, operation: str, steps: Sequence[Step[T]], *, reads: bool = False
+    ) -> Sequence[T | BackendError]:
+        """See `RowStore.run_all`."""
+        if not steps:
+            return []
+
+        async def body(session: MysqlSession) -> Sequence[T | BackendError]:
+            if not reads:
+                return await self._renew(session, steps)
+            rows_of = await self._read(session, operation, [name for name, _ in steps])
+            return [rows_of(name).apply(rule) for name, rule in steps]
+
+        with translating(operation):
+            return await self._connection.run(body, urgent=operation == "renew")
+
+    async def _read(self, session: MysqlSession, operation: str, names: Sequence[str]) -> Callable[[str], NameRows]:
+        return self._rows_of(await session.ask(*_reads(operation, names)))
+
+    async def _step(
+        self,
+        session: MysqlSession,
+        operation: str,
+        steps: Sequence[Step[T]],
+        *,
+        before_commit: Callable[[MysqlSession, T], Awaitable[None]] | None = None,
+    ) -> list[T]:
+        """Run the rules of *steps* in one transaction that holds the rows of their names; then wake whom they name."""
+        names = _in_order(name for name, _ in steps)
+        woken: set[str] = set()
+
+        async def work(answers: Sequence[Answer]) -> tuple[list[str], list[T]]:
+            rows_of = self._rows_of(answers[-READS:])
+            outcomes = [rows_of(name).apply(rule) for name, rule in steps]
+            if before_commit is not None:
+                for outcome in outcomes:
+                    await before_commit(session, outcome)
+            found = [rows_of(name) for name in names]
+            woken.update(each.woken.box for each in found if each.woken is not None)
+            return [change for each in found for change in each.changes()], outcomes
+
+        outcomes = await session.transact([rows.lock(names), *_reads(operation, names)], work)
+        if woken:
+            with suppress(Exception):  # the step is carried out; a waiter that is not woken tries by itself
+                await ring(session, woken)
+        return outcomes
+
+    async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
+        """Run the rules on the rows that no other transaction holds, then on the others, for which it waits."""
+        names = _in_order(name for name, _ in steps)
+        outcomes: dict[int, T | BackendError] = {}
+
+        async def work(answers: Sequence[Answer]) -> tuple[list[str], None]:
+            rows_of = self._rows_of(answers)
+            free = rows.read_names([row[:1] for row in answers[0]])
+            outcomes.update({n: rows_of(name).apply(rule) for n, (name, rule) in enumerate(steps) if name in free})
+            return [change for name in free for change in rows_of(name).changes()], None
+
+        await session.transact(_reads("renew", names, lock_free=True), work)
+        late = [number for number in range(len(steps)) if number not in outcomes]
+        if late:
+            try:
+                answers: Sequence[T | BackendError] = await self._step(session, "renew", [steps[n] for n in late])
+            except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
+                answers = [translated("renew", error)] * len(late)
+            outcomes.update(zip(late, answers, strict=True))
+        return [outcomes[number] for number in range(len(steps))]
+
+    def _rows_of(self, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
+        return cache(NameRows.of_answers(answers, self._tokens_at, BACKEND))
+
+    def _tokens_at(self, now: float) -> TokenSource:
+        return token_source("hybrid" if self._hybrid else "counter", lambda: int(now * rows.SECOND) // TICK)
+
+    async def names(self, prefix: str, after: str | None, limit: int) -> Sequence[str]:
+        """See `RowStore.names`."""
+        with translating("list"):
+            (found,) = await self._connection.run(lambda session: session.ask(rows.page_of_names(prefix, after, limit)))
+        return rows.read_names(found)
+
+    async def attend(self, group: str, waiters: Sequence[tuple[Claim, WaiterAddress]]) -> Sequence[Claim]:
+        """See `RowStore.attend`. All waiters of a group give one sign of life, in one row."""
+
+        async def body(session: MysqlSession) -> Sequence[Claim]:
+            names = _in_order(claim.name for claim, _ in waiters)
+            texts = [rows.sign_of_life(group), rows.standing(group)]
+            _, found, *answers = await session.ask(*texts, *(_reads("queue", names) if names else []))
+            in_line = rows.read_standing(found)
+            rows_of = self._rows_of(answers)
+            heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]
+            due = {(name, head.owner) for name, head in heads if head is not None}
+            absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
+            if absent:
+                joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
+                await self._step(session, "queue", joins)
+            due.update((claim.name, claim.owner) for claim, _ in absent)
+            return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
+
+        with translating("queue"):
+            return await self._connection.run(body, urgent=True)
+
+    def open_box(self, on_message: Callable[[str], object]) -> BellBox | None:
+        """See `RowStore.open_box`."""
+        return self._own_bell().hear(on_message) if self._with_bell else None
+
+    async def hear_revocations(self, on_message: Callable[[str], object]) -> StopListening | None:
+        """See `RowStore.hear_revocations`."""
+        if not self._with_bell:
+            return None
+        box = self._own_bell().hear(on_message)
+
+        async def stop() -> None:
+            box.close()
+
+        return stop
+
+    def _own_bell(self) -> Bell:
+        if self._bell is None or not self._bell.usable:
+            self._bell = Bell(self._dialer.dial)
+        return self._bell
+
+    async def announce(self, message: str) -> None:
+        """See `RowStore.announce`."""
+        with translating("revoke"):
+            await self._connection.run(lambda session: ring_all(session, message), must_run=True)
+
+    def _sweep_if_due(self) -> None:
+        if self._hybrid and _CLOCK.now() >= self._sweep_due:
+            self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
+            self._sweep.start(self._delete_old_rows)
+
+    async def _delete_old_rows(self) -> None:
+        with suppress(Exception):  # a later sweep deletes the same rows
+            await self._connection.run(lambda session: sweep(session, self._retention))
+
+    async def create_schema(self) -> None:
+        """Create the tables that are missing."""
+        with translating("create_schema"):
+            await self._dialer.create_schema()
+
+    async def aclose(self) -> None:
+        """See `RowStore.aclose`."""
+        await self._sweep.aclose()
+        bell, self._bell = self._bell, None
+        if bell is not None and bell.usable:
+            asleep = await bell.aclose()
+            if asleep is not None:
+                with suppress(Exception):  # it wakes within seconds, and finds its socket closed
+                    await self._connection.run(lambda session: end(session, asleep))
+        await self._fenced_connection.aclose()
+        await self._connection.aclose()
+
+
+def _adapt(session: MysqlSession, error: Exception) -> bool:
+    """
+    Return whether a request surely did nothing and may succeed if it runs again at once.
+
+    1. The server rolled the transaction back: run it again as it is.
+    2. The connection had ended before the text that commits: connect anew.
+    3. A table is missing: connect anew, which creates it.
+    4. The server became read-only: connect anew for the next request. This one fails, because it was refused.
+    """
+    code = code_of(error)
+    if code in ROLLED_BACK:
+        return True
+    if code == NO_TABLE or code in READ_ONLY:
+        session.drop()
+        return code == NO_TABLE
+    return code in GONE and not session.committing and not session.abandoned
+
+
+def _reads(operation: str, names: Sequence[str], *, lock_free: bool = False) -> list[str]:
+    return rows.read(
+        names,
+        line=operation not in {"renew", "transfer"},
+        reasons=operation in {"renew", "release", "transfer"},
+        lock_free=lock_free,
+    )
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of their bytes, in which every client locks them."""
+    return sorted(set(names), key=str.encode)

@@ -1,0 +1,54 @@
+"""The MySQL backend keeps the contract, on MariaDB and on MySQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+from mysql_programs import flavours
+from mysql_server import MysqlServer
+from own_server import OwnServer
+
+from fencing_sdk.abc import Backend
+from fencing_sdk.backends.mysql import MysqlBackend, from_url
+from fencing_sdk.backends.mysql.sweep import sweep
+from fencing_sdk.testing import BackendSuite
+
+pytest_plugins = ["mysql_fixtures"]
+
+TABLES = ("fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell")
+
+
+@pytest.fixture(scope="module", params=flavours())
+def own_mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
+    """A server that the tests of this module may kill; a fresh database for each would take longer than the tests."""
+    from mysql_fixtures import require_mysql
+
+    require_mysql(request.param)
+    with MysqlServer(request.param) as server:
+        yield server
+
+
+class TestMysqlBackend(OwnServer, BackendSuite):
+    queues = True
+    shares = True
+    lists = revokes = notices = transfers = True
+
+    @pytest.fixture(autouse=True)
+    def server(self, own_mysql: MysqlServer) -> MysqlServer:
+        known = {name for (name,) in own_mysql.ask("SHOW TABLES")}
+        for table in known.intersection(TABLES):
+            own_mysql.ask(f"DELETE FROM {table}")
+        self.own_server = own_mysql
+        return own_mysql
+
+    async def revoke(self, backend: Backend, name: str) -> None:
+        async with aclosing(from_url(self.own_server.url)) as operator:
+            if (holder := await operator.inspect(name)) is not None:
+                assert await operator.revoke(name, holder.token, "an operator")
+
+    async def purge(self, backend: MysqlBackend) -> None:
+        """Delete every row that is not held, however short ago that was."""
+        await backend.inspect("anything")
+        await backend._mysql._connection.run(lambda session: sweep(session, 0.0))
