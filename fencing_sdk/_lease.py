@@ -18,6 +18,7 @@ from typing import Self, cast
 from fencing_sdk._lease_state import LeaseState, tell_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.observers import logger
 from fencing_sdk._values.token import Token, token_headers
 from fencing_sdk.errors import LossReason, NoLeaseError, StaleTokenError, shown
 
@@ -136,7 +137,7 @@ class Lease(AnyLease):
             return
         lost = state.lost  # before the loop, in another thread, begins to give the lease back
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
-            state.loop.call_soon_threadsafe(state.keeper.abandon, state)
+            state.loop.call_soon_threadsafe(_release_dropped, state)
         if lost is None:
             message = f"lease on {shown(state.name)} (token {state.number:d}) was dropped without release"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
@@ -190,6 +191,18 @@ class Lease(AnyLease):
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)
+
+
+def _release_dropped(state: LeaseState) -> None:
+    """Release a lease whose handle is gone, and log that: Python shows a `ResourceWarning` in its development mode."""
+    if state.held:
+        logger.warning(
+            "lease on %s (token %d) was dropped without release, so others may get the lock now; keep the handle that "
+            "acquire() returns, or write: async with lock",
+            shown(state.name),
+            state.number,
+        )
+    state.keeper.abandon(state)
 
 
 class PermitLease(Lease):

@@ -59,7 +59,7 @@ class Lock(Uncopied):
         The handle is renewed like any lease, but nothing cancels your work when it is lost: ask
         ``lease.check()``, read ``lease.token``, or wait for ``lease.wait_lost()``. It can release itself,
         also in a fixture whose exit runs in another task: ``async with await lock.acquire() as lease``.
-        Keep the handle: one that is dropped releases the lock at once, with a `ResourceWarning`.
+        Keep the handle: one that is dropped releases the lock at once, with a line in the log and a `ResourceWarning`.
 
         Args:
             wait: Seconds to wait for another holder, this time. None waits for ever, 0 asks once. The lock's

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote
 
 from fencing_sdk._http.tls import TlsContext, tls_context
-from fencing_sdk._values.options import read_switch
+from fencing_sdk._values.options import nearest, read_switch
 from fencing_sdk._values.url import HostAddress, decoded, joined, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -114,8 +114,8 @@ def read_mysql_query(url: str) -> MysqlUrl:
         ConfigurationError: a part cannot be used, or an option is unknown.
     """
     options: Mapping[str, str] = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
-    if not options.keys() <= set(OPTIONS):
-        refuse_url(f"has an unknown option in its query; known are {', '.join(OPTIONS)}")
+    if unknown := [name for name in options if name not in OPTIONS]:
+        refuse_url(f"has an unknown option in its query{nearest(unknown[0], OPTIONS)}; known are {', '.join(OPTIONS)}")
     return read_mysql_url(
         url.partition("?")[0],
         unix_socket=options.get("unix_socket"),

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = ["option_names", "read_hybrid", "read_seconds", "read_switch"]
+__all__ = ["nearest", "option_names", "read_hybrid", "read_seconds", "read_switch"]
 
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _THIRTY_YEARS = 1e9
@@ -24,6 +24,18 @@ def option_names(backend: Callable[..., object], *, besides: Collection[str] = (
     """Return the options of a *backend*: the keyword arguments of its class, *besides* those that are no options."""
     parameters = inspect.signature(backend).parameters.values()
     return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in besides)
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """
+    Return a question for an error: which of the *known* names is meant by *name*, which is mistyped.
+
+    It is empty if none is near. It never contains *name*, which may be a part of a password.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415  (most programs have no such error)
+
+    found = get_close_matches(name.lower(), known, n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def read_switch(parameter: str, value: object) -> bool:

@@ -23,6 +23,7 @@ from ipaddress import IPv6Address
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from fencing_sdk._values.options import nearest
 from fencing_sdk.errors import ConfigurationError
 
 _PORTS = range(1, 65536)
@@ -336,8 +337,8 @@ def read_postgresql_url(url: str, *, known: Collection[str] | None = None) -> Po
     options = _read_options(parts.query)
     if known is not None and (named := sorted(options.keys() & LIBPQ_OPTIONS - set(known))):
         refuse_url(f"has the option {named[0]}, which asyncpg does not take, remove it; known are {', '.join(known)}")
-    if known is not None and not options.keys() <= set(known):
-        refuse_url(f"has an unknown option in its query; known are {', '.join(known)}")
+    if known is not None and (unknown := [name for name in options if name not in known]):
+        refuse_url(f"has an unknown option in its query{nearest(unknown[0], known)}; known are {', '.join(known)}")
     hosts, ports = options.pop("host", ""), options.pop("port", "")
     if parts.hosts and hosts:
         refuse_url("names the hosts twice, before the path and as host in its query")

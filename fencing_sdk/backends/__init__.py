@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from fencing_sdk._values.drivers import install
+from fencing_sdk._values.options import nearest
 from fencing_sdk._values.url import split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
@@ -90,6 +91,9 @@ def from_url(url: str, **options: object) -> Backend:
         ConfigurationError: unknown scheme, missing driver, or a bad option. The URL itself, which
             may hold a password, is never part of the message.
     """
+    if not url:
+        msg = "url is empty; is the variable set that it comes from? It must look like 'redis://host:6379'"
+        raise ConfigurationError(msg)
     match = _URL.fullmatch(url)
     if match is None:
         msg = (
@@ -127,8 +131,9 @@ def _load_plugin(scheme: str) -> Opener:
         if driver and plain in _SQLALCHEMY:
             msg = f"drop '+{driver}', which names a driver for SQLAlchemy: the URL of a backend begins with {plain}://"
             raise ConfigurationError(msg)
-        known = ", ".join(sorted({*BUILTIN, *plugins}))
-        msg = f"no backend for {shown(scheme)} URLs; known are {known}"
+        stores = {builtin.module: known for known, builtin in reversed(BUILTIN.items())}  # the first scheme of each
+        known = ", ".join(sorted({*stores.values(), *plugins}))
+        msg = f"no backend for {shown(scheme)} URLs{nearest(scheme, (*BUILTIN, *plugins))}; known are {known}"
         raise ConfigurationError(msg)
     entry = plugins[scheme]
     try:
@@ -160,7 +165,7 @@ def take_options(
     for key in options:
         if key not in known:
             of_a_lock = f" (it belongs to a lock: locks.lock(name, {key}=...))" if key in _OF_A_LOCK else ""
-            msg = f"unknown option {shown(key)} of this backend{of_a_lock}; {stated}"
+            msg = f"unknown option {shown(key)} of this backend{of_a_lock or nearest(key, known)}; {stated}"
             raise ConfigurationError(msg)
     merged = dict(options)
     for key, value in parse_qsl(split_url(url).query, keep_blank_values=True):
@@ -168,7 +173,8 @@ def take_options(
             msg = f"option {key} of the url's query is not one that the driver takes, remove it; {stated}"
             raise ConfigurationError(msg)
         if key not in known:
-            msg = f"unknown option in the url's query; {stated} (a '?' or '&' in a password is written %3F, %26)"
+            near = nearest(key, known)
+            msg = f"unknown option in the url's query{near}; {stated} (a '?' or '&' in a password is written %3F, %26)"
             raise ConfigurationError(msg)
         if key in merged:
             msg = f"option {key} occurs twice"

@@ -899,11 +899,12 @@ async def given_back(stage):
 
 
 @every_loop
-async def test_a_dropped_lease_warns_and_is_given_back(stage):
+async def test_a_dropped_lease_warns_and_is_given_back(stage, caplog):
     leases = [await stage.lock().acquire()]
     with pytest.warns(ResourceWarning, match=r"lease on 'a' \(token 1\) was dropped without release"):
         drop(leases)
     assert await given_back(stage)
+    assert "lease on 'a' (token 1) was dropped without release, so others may get the lock now" in caplog.text
 
 
 @every_loop

@@ -122,7 +122,22 @@ def test_an_unknown_scheme_lists_the_known_ones_and_the_installed_ones(site):
     install(site, "vault_locks", VAULT, "vault = vault_locks:from_url")
     with pytest.raises(ConfigurationError) as caught:
         from_url(f"valt://user:{SECRET}@host")
-    assert str(caught.value) == f"no backend for 'valt' URLs; known are {', '.join(sorted([*BUILTIN, 'vault']))}"
+    text, _, known = str(caught.value).partition("; known are ")
+    assert text == "no backend for 'valt' URLs (did you mean vault?)"
+    stores = known.split(", ")
+    assert {"postgresql", "redis", "sqlite", "vault"} <= set(stores)
+    assert len(stores) == len({builtin.module for builtin in BUILTIN.values()}) + 1, "one scheme of each store"
+    with pytest.raises(
+        ConfigurationError, match=r"^no backend for 'Redis\+Sentinel' URLs \(did you mean redis\+sentinel\?\)"
+    ):
+        from_url(f"Redis+Sentinel://user:{SECRET}@host")
+    with pytest.raises(ConfigurationError, match=r"^no backend for 'nosuch' URLs; known are"):
+        from_url(f"nosuch://user:{SECRET}@host")
+
+
+def test_an_empty_url_is_called_empty():
+    with pytest.raises(ConfigurationError, match=r"^url is empty; is the variable set"):
+        from_url("")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +221,6 @@ def test_every_built_in_backend_can_be_loaded(tmp_path):
 @pytest.mark.parametrize(
     "url",
     [
-        "",
         "memory",
         "memory:",
         "memory:/",
@@ -317,7 +331,10 @@ def test_the_options_of_the_caller_are_not_changed():
 
 
 def test_an_unknown_option_of_the_call_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"^unknown option 'tokns' of this backend; known are tokens, region$"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^unknown option 'tokns' of this backend \(did you mean tokens\?\); known are tokens, region$",
+    ):
         take_options("x://h", {"tokns": "counter"}, ("tokens", "region"))
     with pytest.raises(ConfigurationError, match=r"^unknown option 'ttl' .* a lock: .*; known are none$"):
         take_options("x://h", {"ttl": 5}, ())
@@ -325,7 +342,21 @@ def test_an_unknown_option_of_the_call_is_named_with_the_known_ones():
 
 def test_an_unknown_option_of_the_query_lists_the_known_ones():
     with pytest.raises(ConfigurationError, match=r"^unknown option in the url's query; known are tokens "):
-        take_options("x://h?tokns=counter", {}, ("tokens",))
+        take_options("x://h?region=counter", {}, ("tokens",))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda url: take_options(url, {}, ("region", "tokens")),
+        lambda url: read_postgresql_url(f"postgresql{url[1:]}", known=("region", "tokens")),
+    ],
+)
+def test_a_mistyped_option_of_the_query_gets_the_nearest_one_and_is_never_shown(read):
+    for option, near in (("tokns", r"query \(did you mean tokens\?\); known"), (SECRET, "query; known")):
+        with pytest.raises(ConfigurationError, match=near) as caught:
+            read(f"x://h?{option}=counter")
+        assert option not in str(caught.value)
 
 
 @pytest.mark.parametrize(("url", "options"), [("x://h?a=1&a=2", {}), ("x://h?a=1", {"a": 1})])

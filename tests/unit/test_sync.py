@@ -153,7 +153,7 @@ def test_a_handle_is_released_in_any_thread(locks):
         pass
 
 
-def test_a_handle_that_is_dropped_warns_and_is_given_back(locks):
+def test_a_handle_that_is_dropped_warns_and_is_given_back(locks, caplog):
     lease = locks.lock("a").acquire()
     locks.run(asyncio.sleep, 0)  # the loop wakes the caller a moment before it lets go of the handle itself
     handles = [lease]
@@ -162,6 +162,7 @@ def test_a_handle_that_is_dropped_warns_and_is_given_back(locks):
         handles.clear()
     with locks.lock("a", wait=PATIENCE):
         pass
+    assert "was dropped without release, so others may get the lock now; keep the handle" in caplog.text
 
 
 # The other recipes

@@ -91,9 +91,20 @@ def translated(operation: str, error: Exception) -> BackendError:
     return kind(BACKEND, operation, f"{hint} ({cause})")
 
 
+LOGIN_REPLIES = {
+    "DB index is out of range": "the server has no database of that number; its setting 'databases' says how many",
+    "SELECT is not allowed in cluster mode": "a server of a cluster has database 0 alone",
+}
+"""What servers say of a database that they do not have: the code of both is ERR."""
+
+
 def _verdict(error: BaseException) -> Verdict:
     if isinstance(error, ReplyError):
         return CODES.get(error.code, _UNKNOWN)
+    if isinstance(error, driver.ResponseError):
+        for reply, hint in LOGIN_REPLIES.items():
+            if reply in str(error):
+                return BackendRefusedError, hint
     if type(error) is driver.ResponseError and (known := CODES.get(str(error).partition(" ")[0])) is not None:
         return known
     if isinstance(error, ssl.SSLCertVerificationError):

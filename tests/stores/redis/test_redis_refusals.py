@@ -465,3 +465,16 @@ async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server
         assert counts == dict.fromkeys("abcd", 50)
     assert log.of(Lost) == refusals(log) == []
     await nothing_left(redis_server)
+
+
+async def test_a_database_that_the_server_does_not_have_is_called_so(redis_server, start_redis):
+    with pytest.raises(BackendRefusedError, match=r"the server has no database of that number; its setting"):
+        await lock_once(f"{redis_server.url}/999")
+    of_a_cluster = start_redis(cluster_enabled=True)
+    with pytest.raises(BackendRefusedError, match=r"a server of a cluster has database 0 alone"):
+        await lock_once(f"{of_a_cluster.url}/1")
+
+
+async def lock_once(url):
+    async with opened(url) as (locks, _), locks.lock("a", wait=0):
+        pass
