@@ -248,6 +248,9 @@ class MysqlDialer:
             if isinstance(error, RuntimeError | ImportError) and "cryptography" in str(error):
                 detail = "this login without TLS needs the package cryptography; install it, or write ?tls=true"
                 raise BackendRefusedError(BACKEND, "connect", detail) from error
+            if isinstance(error, driver.ServerError) and _has_ended(code_of(error)):
+                what = "it closed the connection" if code_of(error) in _OF_THE_DRIVER else "its answer cannot be read"
+                raise NoConnectionError.at(host.place, f"{what}; is it MySQL?") from error
             raise
 
     async def _check_tables(self, session: MysqlSession, *, create: bool) -> None:

@@ -1,0 +1,118 @@
+"""What scenarios on MySQL and MariaDB share: users, rows that someone else locks, and what clients leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncmy.errors
+from local_ports import HOST
+from mysql_server import MysqlServer
+from stays import PATIENCE, eventually
+
+NEEDED = "SELECT, INSERT, UPDATE, DELETE"
+"""What a user needs in a database that has the tables."""
+
+OTHERS = "db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
+SESSIONS = f"SELECT id, info FROM information_schema.processlist WHERE {OTHERS}"
+SLEEPERS = f"SELECT id FROM information_schema.processlist WHERE {OTHERS} AND info LIKE 'SELECT SLEEP(%%'"
+
+
+def user(
+    server: MysqlServer,
+    *,
+    name: str = "peter",
+    password: str = "",
+    rights: str = NEEDED,
+    limit: int = 0,
+    on: str = "",
+) -> str:
+    """Make a user, by TCP and by the socket, with *rights* in the database of the test; return its URL."""
+    for host in (HOST, "localhost"):
+        server.ask(f"CREATE USER '{name}'@'{host}' IDENTIFIED BY '{password}' WITH MAX_USER_CONNECTIONS {limit}")
+        if rights:
+            server.ask(f"GRANT {rights} ON {on or server.database}.* TO '{name}'@'{host}'")
+    return server.url_as(name, password)
+
+
+async def sessions(server: MysqlServer) -> list[int]:
+    """The server's numbers of the connections to the database of the test, without those of the bench."""
+    return [number for number, _ in await server.fetch(SESSIONS)]
+
+
+async def sleepers(server: MysqlServer) -> list[int]:
+    """The numbers of the connections that wait for a ring."""
+    return [number for (number,) in await server.fetch(SLEEPERS.replace("%%", "%"))]
+
+
+async def asleep(server: MysqlServer, number: int = 1) -> list[int]:
+    """Wait until so many connections wait for a ring; return their numbers."""
+
+    async def found() -> list[int]:
+        those = await sleepers(server)
+        return those if len(those) == number else []
+
+    sleeping: list[int] = await eventually(found, what=f"{number} sleep")
+    return sleeping
+
+
+async def kill(server: MysqlServer, *numbers: int, what: str = "") -> None:
+    """End connections, or only the statement of each: ``what="QUERY"``."""
+    for number in numbers:
+        with contextlib.suppress(asyncmy.errors.MySQLError, Exception):  # it has ended by itself
+            await asyncio.to_thread(server.ask, f"KILL {what} {number}")
+
+
+async def line(server: MysqlServer, name: str = "a") -> int:
+    """How many wait for a lock."""
+    if not await server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
+        return 0
+    return int(await server.value("SELECT count(*) FROM fencing_waiter WHERE name = %s", name))
+
+
+async def waiting(server: MysqlServer, number: int, name: str = "a", *, within: float = PATIENCE) -> None:
+    async def all_wait() -> bool:
+        return await line(server, name) == number
+
+    await eventually(all_wait, what=f"{number} wait", within=within)
+
+
+async def leavings(server: MysqlServer) -> list[object]:
+    """Leases, places in lines, and connections."""
+    found: list[object] = list(await server.fetch(SESSIONS))
+    if await server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
+        now = "UNIX_TIMESTAMP(NOW(6)) * 1000000"
+        found += await server.fetch(f"SELECT name FROM fencing_lock WHERE held_until > {now}")
+        found += await server.fetch(
+            f"SELECT name FROM fencing_waiter JOIN fencing_sign USING (waiter_group) WHERE seen > {now} - 3000000"
+        )
+    return found
+
+
+async def nothing_left(server: MysqlServer) -> None:
+    """See that no lease, no line and no connection remains."""
+
+    async def clean() -> bool:
+        return not await leavings(server)
+
+    with contextlib.suppress(AssertionError):
+        await eventually(clean, what="nothing is left")
+    left = await leavings(server)
+    assert not left, left
+
+
+@asynccontextmanager
+async def in_transaction(server: MysqlServer, *statements: str) -> AsyncIterator[Any]:
+    """A connection that ran *statements* in a transaction and then idles."""
+    async with server.connected(user="root", unix_socket=server.socket) as connection:
+        cursor = connection.cursor()
+        await cursor.execute("SET innodb_lock_wait_timeout = 50")
+        await cursor.execute("START TRANSACTION")
+        for statement in statements:
+            await cursor.execute(statement)
+            await cursor.fetchall()
+        yield cursor
+        await cursor.execute("ROLLBACK")
