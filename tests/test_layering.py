@@ -32,7 +32,7 @@ ROOMS = {
     "recipes": {"errors", "events", "abc", "_values", "_engine", "_name_template", "_lease", "_lock"}
     | {"_lease_state", "_arguments"},
     "_client_sharing": {"errors", "abc", "_values", "_lock", "_arguments", "recipes"},
-    "diagnosis": {"errors", "abc", "_values", "backends", "_http", "_etcd"},  # it looks into stores; no store knows it
+    "diagnosis": {"errors", "abc", "_values", "backends", "_http", "_etcd", "_mysql"},  # stores do not know it
     "_client_operating": {"errors", "abc", "_values", "_engine", "recipes", "diagnosis"},
     "_client": {"errors", "events", "abc", "_values", "_engine", "_lease", "_lock", "_arguments", "_name_template"}
     | {"recipes", "_client_sharing", "_client_operating"},

@@ -27,6 +27,7 @@ _STORES = {
     "sqlite": "SqliteDiagnosis",
     "redis": "RedisDiagnosis",
     "postgresql": "PostgresqlDiagnosis",
+    "mysql": "MysqlDiagnosis",
     "etcd": "EtcdDiagnosis",
     "zookeeper": "ZooKeeperDiagnosis",
     "kahuna": "KahunaDiagnosis",

@@ -25,7 +25,8 @@ def checks() -> list[str]:
 
 def _is_check(text: str, path: Path) -> bool:
     room, dot, name = text.partition(".")
-    rooms = {"store", "machine", "self-test", "memory", "redis", "postgresql", "etcd", "zookeeper", "kahuna", "sqlite"}
+    rooms = {"store", "machine", "self-test", "memory", "redis", "postgresql", "mysql", "etcd", "zookeeper"}
+    rooms |= {"kahuna", "sqlite"}
     return bool(dot) and room in rooms and name.replace("-", "").isalpha() and not text.endswith(".py")
 
 

@@ -135,7 +135,11 @@ class RowStore(Protocol):
         ...
 
     async def hear_revocations(self, on_message: Callable[[str], object]) -> StopListening | None:
-        """Receive what `announce` sends; return what stops that, or None where no messages arrive."""
+        """
+        Receive what `announce` sends; return what stops that, or None where no messages arrive.
+
+        An empty message: others may have been lost, because a connection had broken.
+        """
         ...
 
     async def announce(self, message: str) -> None:
@@ -365,6 +369,13 @@ class RowLosses(RevocationWatcher):
     async def listen(self) -> StopListening | None:
         """See `RevocationWatcher.listen`."""
         return await self._store.hear_revocations(self.on_message)
+
+    def on_message(self, digest: str) -> None:
+        """See `RevocationWatcher.on_message`; without a digest all grants are looked at."""
+        if digest:
+            super().on_message(digest)
+        else:
+            self.cut_off()
 
     async def reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
         """See `RevocationWatcher.reasons`."""

@@ -32,6 +32,8 @@ OnMessage = Callable[[str], object]
 
 _SLEEP = 5
 """Seconds of one sleep. While it lasts, the tables cannot be altered."""
+_PATIENCE = 5.0
+"""Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
 """By KILL QUERY; by a limit of the server for statements, in MariaDB and in MySQL."""
 _LAST_PAUSE = 15.0
@@ -51,8 +53,11 @@ class Bell:
         self.client = random_text()
         self._owner = LoopOwner()
         self._dial = dial
-        self._listeners: list[OnMessage] = []
+        self._listeners: dict[OnMessage, None] = {}
         self._session: MysqlSession | None = None
+        self._opened = asyncio.Event()
+        """Set once a connection was opened, whether others can ring there or not."""
+        self._direct = True
         self._task = BackgroundTask()
 
     @property
@@ -61,15 +66,25 @@ class Bell:
         return self._owner.is_current
 
     def hear(self, on_message: OnMessage) -> BellBox:
-        """Pass every message on, until the box is closed."""
-        self._listeners.append(on_message)
+        """Pass every message on, until the box is closed; an empty one after messages may have been lost."""
+        self._listeners[on_message] = None
         self._task.start(self._listen)
         return BellBox(self, on_message)
 
+    async def opened(self) -> bool:
+        """
+        Wait until others can ring; return whether they can at all.
+
+        Raises:
+            TimeoutError: no connection could be opened for seconds.
+        """
+        async with asyncio.timeout(_PATIENCE):
+            await self._opened.wait()
+        return self._direct
+
     def stop_hearing(self, on_message: OnMessage) -> None:
         """Pass no more messages on to *on_message*."""
-        with suppress(ValueError):
-            self._listeners.remove(on_message)
+        self._listeners.pop(on_message, None)
 
     async def aclose(self) -> int | None:
         """Close the connection. Return the server's number of it, if it still sleeps there."""
@@ -83,10 +98,12 @@ class Bell:
         while self._listeners:
             try:
                 self._session = await self._dial()
-                if not self._session.direct:
-                    return  # no ring would arrive
+                again, self._direct = self._opened.is_set(), self._session.direct
+                self._opened.set()
+                if not self._direct:
+                    return
                 pause = 0.5
-                await self._pass_on(self._session)
+                await self._pass_on(self._session, again=again)
             except Exception:  # noqa: BLE001  (until the next attempt, waiters try by themselves)
                 pause = min(pause * JITTER.uniform(1.5, 2.0), _LAST_PAUSE)
             finally:
@@ -95,18 +112,23 @@ class Bell:
                     self._session = None
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
-    async def _pass_on(self, session: MysqlSession) -> None:
+    async def _pass_on(self, session: MysqlSession, *, again: bool) -> None:
+        if again:  # who wrote to all clients found none that sleeps here
+            self._tell("")
         mine = f"FROM fencing_bell WHERE client = {hexadecimal(self.client)}"
         sleep = f"SELECT SLEEP(IF(EXISTS(SELECT 1 {mine}), 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
         while self._listeners:
             messages = await _unless_interrupted(session, f"SELECT id, message {mine} ORDER BY id")
             for _, text in messages:
-                for listener in tuple(self._listeners):
-                    listener(text.decode())
+                self._tell(text.decode())
             if messages:
                 numbers = ", ".join(f"{number:d}" for number, _ in messages)
                 await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
             await _unless_interrupted(session, sleep)
+
+    def _tell(self, text: str) -> None:
+        for listener in tuple(self._listeners):
+            listener(text)
 
 
 class BellBox:

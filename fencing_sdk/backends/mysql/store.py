@@ -58,8 +58,8 @@ class MysqlStore:
     """
 
     def __init__(self, dialer: MysqlDialer, *, hybrid: bool, bell: bool, retention: float) -> None:
-        self._dialer = dialer
-        self._hybrid = hybrid
+        self.dialer = dialer
+        self.hybrid = hybrid
         self._with_bell = bell
         self._connection = RequestConnection(dialer.dial, _adapt)
         self._fenced_connection = RequestConnection(dialer.dial, _adapt)
@@ -71,7 +71,16 @@ class MysqlStore:
     async def open(self) -> None:
         """See `RowStore.open`."""
         with translating("open"):
-            await self._connection.run(lambda session: session.ask("DO 0"))
+            await self.ask("DO 0")
+
+    async def ask(self, statement: str) -> Sequence[Answer]:
+        """
+        Run one statement of its own, and return its rows as the one answer.
+
+        Raises:
+            Exception: the driver's error.
+        """
+        return await self._connection.run(lambda session: session.ask(statement))
 
     async def run(
         self,
@@ -190,7 +199,7 @@ class MysqlStore:
         return cache(NameRows.of_answers(answers, self._tokens_at, BACKEND))
 
     def _tokens_at(self, now: float) -> TokenSource:
-        return token_source("hybrid" if self._hybrid else "counter", lambda: int(now * rows.SECOND) // TICK)
+        return token_source("hybrid" if self.hybrid else "counter", lambda: int(now * rows.SECOND) // TICK)
 
     async def names(self, prefix: str, after: str | None, limit: int) -> Sequence[str]:
         """See `RowStore.names`."""
@@ -227,16 +236,17 @@ class MysqlStore:
         """See `RowStore.hear_revocations`."""
         if not self._with_bell:
             return None
-        box = self._own_bell().hear(on_message)
+        bell = self._own_bell()
+        box = bell.hear(on_message)
 
         async def stop() -> None:
             box.close()
 
-        return stop
+        return stop if await bell.opened() else None
 
     def _own_bell(self) -> Bell:
         if self._bell is None or not self._bell.usable:
-            self._bell = Bell(self._dialer.dial)
+            self._bell = Bell(self.dialer.dial)
         return self._bell
 
     async def announce(self, message: str) -> None:
@@ -245,7 +255,7 @@ class MysqlStore:
             await self._connection.run(lambda session: ring_all(session, message), must_run=True)
 
     def _sweep_if_due(self) -> None:
-        if self._hybrid and _CLOCK.now() >= self._sweep_due:
+        if self.hybrid and _CLOCK.now() >= self._sweep_due:
             self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._sweep.start(self._delete_old_rows)
 
@@ -256,7 +266,7 @@ class MysqlStore:
     async def create_schema(self) -> None:
         """Create the tables that are missing."""
         with translating("create_schema"):
-            await self._dialer.create_schema()
+            await self.dialer.create_schema()
 
     async def aclose(self) -> None:
         """See `RowStore.aclose`."""
