@@ -24,14 +24,19 @@ def _guard_database(_shared_postgresql):
     server.ask("DROP DATABASE guards WITH (FORCE)")
 
 
-@pytest.fixture
-async def server(_guard_database):
-    """The server, whose `url` names the database, with a table that the guard knows nothing of."""
-    await _guard_database.execute(
+async def emptied(server):
+    """Leave nothing in the database but an empty table that the guard knows nothing of."""
+    await server.execute(
         f"""
         DROP SCHEMA IF EXISTS public, other, app, "order" CASCADE;
         CREATE SCHEMA public;
         {DATA}
         """
     )
-    return _guard_database
+    return server
+
+
+@pytest.fixture
+async def server(_guard_database):
+    """The server, whose `url` names the database, with a table that the guard knows nothing of."""
+    return await emptied(_guard_database)

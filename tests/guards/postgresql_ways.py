@@ -30,6 +30,7 @@ class Way:
 
     marks = ("$1", "$2")
     blocking = False
+    put_text, pid_text = PUT, "SELECT pg_backend_pid()"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -52,7 +53,7 @@ class Way:
         await guard.admit_all(transaction, tokens)
 
     async def put(self, transaction: Any, resource: str, value: str) -> None:
-        await self.execute(transaction, PUT.format(*self.marks), resource, value)
+        await self.execute(transaction, self.put_text.format(*self.marks), resource, value)
 
     async def look(self, transaction: Any, resource: str) -> str | None:
         """Read, and so fix what the transaction sees at the higher levels."""
@@ -60,7 +61,7 @@ class Way:
         return rows[0][0] if rows else None
 
     async def pid(self, transaction: Any) -> int:
-        return (await self.execute(transaction, "SELECT pg_backend_pid()"))[0][0]
+        return (await self.execute(transaction, self.pid_text))[0][0]
 
     async def write(self, guard: Any, resource: str, token: int, value: str) -> None:
         async with self.begin() as transaction:
@@ -177,14 +178,18 @@ class PsycopgSync(Way):
 class Alchemy(Way):
     """SQLAlchemy's AsyncConnection, over asyncpg."""
 
-    driver = "asyncpg"
+    scheme, driver = "postgresql", "asyncpg"
     marks = (":a", ":b")
 
     async def open(self):
         self.engine = self.make_engine()
 
     def make_engine(self, **options):
-        return create_async_engine(self.url.replace("postgresql://", f"postgresql+{self.driver}://"), **options)
+        return create_async_engine(self.url_with_driver, **options)
+
+    @property
+    def url_with_driver(self):
+        return self.url.replace(f"{self.scheme}://", f"{self.scheme}+{self.driver}://")
 
     async def close(self):
         await self.engine.dispose()
@@ -222,10 +227,10 @@ class AlchemySession(Alchemy):
 class AlchemySyncSession(Alchemy):
     """A blocking Session over psycopg, in a worker thread."""
 
-    blocking = True
+    blocking, driver = True, "psycopg"
 
     async def open(self):
-        self.engine = create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"))
+        self.engine = create_engine(self.url_with_driver)
 
     async def close(self):
         await asyncio.to_thread(self.engine.dispose)
@@ -268,8 +273,8 @@ WAYS = {
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, url: str):
-    way = WAYS[name](url)
+async def opened(name: str, url: str, ways: Mapping[str, type[Way]] = WAYS):
+    way = ways[name](url)
     await way.open()
     try:
         yield way

@@ -6,7 +6,7 @@ import contextlib
 import anyio
 import asyncpg
 import pytest
-from postgresql_ways import WAYS, opened, sqlstate
+from postgresql_ways import WAYS, opened
 
 from fencing_sdk import LeaseLostError, LockClient, StaleTokenError, Token
 from fencing_sdk.backends.memory import MemoryBackend
@@ -60,58 +60,6 @@ async def fence(looking, resource="a"):
 # Two writers.
 
 
-@pytest.mark.parametrize("level", [COMMITTED, *SNAPSHOTS])
-async def test_a_stale_writer_that_waits_behind_a_later_one_is_never_admitted(way, level, looking):
-    """Refused at once where the row is looked at again; else the driver's 40001, and refused when it tries again."""
-    guard = SqlGuard()
-    await way.write(guard, "a", OLD, "old")
-    async with contextlib.AsyncExitStack() as stack:
-        holder = await stack.enter_async_context(way.begin(level))
-        await way.admit(guard, holder, "a", NEW)
-
-        async def zombie():
-            async with way.begin(level) as transaction:
-                await way.admit(guard, transaction, "a", OLD)
-                await way.put(transaction, "a", "too late")
-
-        late = asyncio.create_task(zombie())
-        await is_waiting(looking)
-        await way.put(holder, "a", "new")
-    outcome = (await asyncio.gather(late, return_exceptions=True))[0]
-    if level == COMMITTED:
-        assert isinstance(outcome, StaleTokenError)
-        assert (outcome.token, outcome.fence) == (33, 34)
-    else:
-        assert sqlstate(outcome) == RETRY
-        with pytest.raises(StaleTokenError):  # as the caller's retry loop finds out
-            await zombie()
-    assert (await fence(looking), await way.read("a")) == (34, "new")
-
-
-@pytest.mark.parametrize("level", [COMMITTED, *SNAPSHOTS])
-async def test_a_transaction_that_looked_before_the_fence_was_raised_is_never_admitted(way, level, looking):
-    """What it sees is from before: a check by SELECT would let it in."""
-    guard = SqlGuard(way.url)
-    await guard.raise_to("a", OLD)
-
-    async def zombie(*, meanwhile):
-        async with way.begin(level) as transaction:
-            assert await way.look(transaction, "a") is None
-            await meanwhile()
-            await way.admit(guard, transaction, "a", OLD)
-            await way.put(transaction, "a", "too late")
-
-    with pytest.raises(Exception, match=r".") as refusal:
-        await zombie(meanwhile=lambda: guard.raise_to("a", NEW))
-    if level == COMMITTED:
-        assert isinstance(refusal.value, StaleTokenError)
-    else:
-        assert sqlstate(refusal.value) == RETRY
-    with pytest.raises(StaleTokenError):
-        await zombie(meanwhile=lambda: asyncio.sleep(0))
-    assert (await fence(looking), await way.read("a")) == (34, None)
-
-
 @pytest.mark.parametrize("level", SNAPSHOTS)
 async def test_a_fence_that_did_not_exist_when_the_transaction_looked_stops_it_too(asyncpg_way, level, looking):
     """There is no row in its view that could be compared."""
@@ -123,33 +71,6 @@ async def test_a_fence_that_did_not_exist_when_the_transaction_looked_stops_it_t
             await guard.raise_to("a", NEW)
             await guard.admit(transaction, "a", OLD)
     assert await fence(looking) == 34
-
-
-async def test_the_later_writer_waits_for_the_earlier_one_and_then_goes_on(way, looking):
-    guard = SqlGuard()
-    await way.write(guard, "a", 1, "before")
-    async with way.begin() as holder:
-        await way.admit(guard, holder, "a", OLD)
-        later = asyncio.create_task(way.write(guard, "a", NEW, "new"))
-        await is_waiting(looking)
-        await way.put(holder, "a", "old")
-        assert not later.done()
-    await later
-    assert (await fence(looking), await way.read("a")) == (34, "new")
-
-
-async def test_a_zombie_is_admitted_if_the_later_writer_has_rolled_back(way, looking):
-    """What was not committed has not been seen."""
-    guard = SqlGuard()
-    await way.write(guard, "a", 1, "before")
-    with contextlib.suppress(ZeroDivisionError):
-        async with way.begin() as holder:
-            await way.admit(guard, holder, "a", NEW)
-            late = asyncio.create_task(way.write(guard, "a", OLD, "old"))
-            await is_waiting(looking)
-            raise ZeroDivisionError
-    await late
-    assert (await fence(looking), await way.read("a")) == (33, "old")
 
 
 async def test_resources_do_not_wait_for_each_other(asyncpg_way):
@@ -312,38 +233,6 @@ async def test_raising_is_not_refused_for_a_change_that_was_committed_meanwhile(
 
 
 # In a transaction of the caller.
-
-
-async def test_a_fence_is_raised_in_a_given_transaction_and_stands_once_that_is_committed(way, looking):
-    guard = SqlGuard()
-    await way.write(guard, "a", OLD, "old")
-    async with way.begin() as transaction:
-        await raise_in(way, guard, transaction, NEW)
-        assert await fence(looking) == 33
-    assert await fence(looking) == 34
-    async with way.begin() as transaction:
-        with pytest.raises(StaleTokenError):
-            await raise_in(way, guard, transaction, OLD)
-
-
-async def test_waiting_in_a_given_transaction_is_bounded(way, asyncpg_way, looking):
-    """The connection may be one that others wait for, too."""
-    guard = SqlGuard()
-    await way.write(guard, "a", OLD, "old")
-    async with asyncpg_way.begin() as holder:
-        await guard.admit(holder, "a", OLD)
-        with pytest.raises(Exception, match="lock timeout") as refusal:
-            async with way.begin() as transaction:
-                await raise_in(way, guard, transaction, NEW, wait=0.05)
-        assert sqlstate(refusal.value) == "55P03"
-    assert await fence(looking) == 33
-
-
-async def raise_in(way, guard, transaction, token, **options):
-    if way.blocking:  # it is used where the coroutine runs
-        await asyncio.to_thread(lambda: asyncio.run(guard.raise_in(transaction, "a", token, **options)))
-    else:
-        await guard.raise_in(transaction, "a", token, **options)
 
 
 async def test_a_raised_fence_outlives_a_crash_whatever_the_session_is_set_to(asyncpg_way):

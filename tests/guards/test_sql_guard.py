@@ -425,9 +425,9 @@ async def test_what_is_no_transaction_is_refused(path):
 
 
 def test_other_databases_are_refused_by_name():
-    mysql = SimpleNamespace(dialect=SimpleNamespace(name="mysql"), exec_driver_sql=None)
-    with pytest.raises(UnsupportedError, match="mysql"):
-        SqlGuard().admit_sync(mysql, "a", NEW)
+    other = SimpleNamespace(dialect=SimpleNamespace(name="mssql"), exec_driver_sql=None)
+    with pytest.raises(UnsupportedError, match="MySQL and MariaDB, not mssql"):
+        SqlGuard().admit_sync(other, "a", NEW)
 
 
 # The table.

@@ -41,6 +41,7 @@ def _shared_mysql() -> Iterator[Callable[[str], MysqlServer]]:
     servers: dict[str, MysqlServer] = {}
 
     def running(flavour: str) -> MysqlServer:
+        require_mysql(flavour)
         if flavour not in servers:
             servers[flavour] = MysqlServer(flavour)
         if not servers[flavour].running:

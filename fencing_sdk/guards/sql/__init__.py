@@ -13,14 +13,15 @@ Or the fence as a column of your own table: one statement checks the token and w
     done = await session.execute(statement)
     if not await seats.written(session, 42, token, done): ...   # there is no such seat
 
-For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy, and for PostgreSQL, through asyncpg,
-psycopg 3 or SQLAlchemy. This module imports none of them unless a URL needs it.
+For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy; for PostgreSQL, through asyncpg, psycopg 3 or SQLAlchemy; for
+MySQL 8 and MariaDB 10.6 or newer, through asyncmy, aiomysql, PyMySQL, mysqlclient or SQLAlchemy. This module imports
+none of them unless a URL needs it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fencing_sdk._values.claim import check_name
@@ -29,38 +30,40 @@ from fencing_sdk._values.token import Token, check_token, writes_of
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens, refusal
-from fencing_sdk.guards.sql._databases import DIALECTS, WRITER_PATIENCE, NoDatabase, own_database
-from fencing_sdk.guards.sql._fence_table import FenceTable, check_identifier, quoted
+from fencing_sdk.guards.sql._databases import DIALECTS, WRITER_PATIENCE, NoDatabase, RunsApart, own_database
+from fencing_sdk.guards.sql._fence_table import FenceTable, check_identifier
 from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
-from fencing_sdk.guards.sql._transaction import Steps, Transaction, perform, perform_sync
+from fencing_sdk.guards.sql._transaction import Steps, Transaction, dialect_of, perform, perform_sync
 
 __all__ = ["FenceColumn", "SqlGuard"]
 
 
 class SqlGuard(Uncopied):
     """
-    Keeps fences in a table of the database that holds the data: SQLite or PostgreSQL.
+    Keeps fences in a table of the database that holds the data: SQLite, PostgreSQL, MySQL or MariaDB.
 
-    Admit as the *first* statement of a transaction. On SQLite it takes the write lock, on PostgreSQL
+    Admit as the *first* statement of a transaction. On SQLite it takes the write lock, on the others
     the lock of this resource's fence, so no other writer can come between the check and the commit.
     If a transaction has read before, the database may refuse it, because what it read is
     outdated: "database is locked" on SQLite, SQLSTATE 40001 at PostgreSQL's levels REPEATABLE READ
-    and SERIALIZABLE. Roll back and try again. A rollback also undoes the fence, and so does a
-    rollback to an earlier savepoint. Read after `admit` what you decide by: what was read before may be outdated.
+    and SERIALIZABLE, the errors 1213 and 1020 on MySQL and MariaDB. Roll back and try again. A rollback also
+    undoes the fence, and so does a rollback to an earlier savepoint. Read after `admit` what you decide by: what
+    was read before may be outdated.
 
     The guard raises errors of the database unchanged. Not promised: anything about writes to this data
     that do not admit, or that go to another database than *connect*.
 
     Args:
         connect: The database in which `raise_to` and `highest` run short transactions of their own: the
-            path of an SQLite file, a URL such as ``"sqlite:///app.db"`` or ``"postgresql://host/app"``, or
-            SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in transactions of either
-            dialect, but cannot be used in ``fences=[...]``.
+            path of an SQLite file, a URL such as ``"sqlite:///app.db"``, ``"postgresql://host/app"`` or
+            ``"mysql://user@host/app"``, or SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in
+            transactions of every dialect, but cannot be used in ``fences=[...]``.
 
         table: The table, ``"name"`` or ``"schema.name"``. Without a schema PostgreSQL looks for it
-            along the ``search_path`` of each transaction: name it where those differ.
+            along the ``search_path`` of each transaction, and MySQL in its database: name it where those differ.
 
-        create: Whether to create the table if it is missing. If not, run `ddl` in a migration.
+        create: Whether to create the table if it is missing. If not, run `ddl` in a migration. On MySQL and MariaDB
+            the guard creates it on a connection of its own, so it needs *connect* for that, and `admit_sync` does not.
 
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
@@ -85,7 +88,7 @@ class SqlGuard(Uncopied):
     @property
     def database(self) -> str | None:
         """
-        The PostgreSQL database of the guard's own URL, with the user: ``user@host:5432/name``, without a password.
+        The database on a server that the guard's own URL names: ``user@host:5432/name``, without a password.
 
         None if there is no such URL, or if the URL does not determine the database.
         """
@@ -96,13 +99,13 @@ class SqlGuard(Uncopied):
         Return the statement that creates the table, for a migration.
 
         Args:
-            dialect: ``"sqlite"`` or ``"postgresql"``. The default is the dialect of the guard's own
-                database, or SQLite if it has none.
+            dialect: ``"sqlite"``, ``"postgresql"`` or ``"mysql"``, which is MariaDB's, too. The default is the
+                dialect of the guard's own database, or SQLite if it has none.
 
         Raises:
             ConfigurationError: *dialect* is another one.
         """
-        chosen = self._fences.get(dialect or self._database.dialect)
+        chosen = self._fences.get(dialect_of(dialect or self._database.dialect))
         if chosen is None:
             msg = f"dialect must be one of {', '.join(self._fences)}, got {shown(dialect or self._database.dialect)}"
             raise ConfigurationError(msg)
@@ -119,14 +122,16 @@ class SqlGuard(Uncopied):
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
             UsageError: *transaction* is not a connection or session, or it commits every statement by itself,
                 or it uses another table of fences than the one in which this guard has raised fences.
-            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+            UnsupportedError: SqlGuard does not support the database or its driver.
             ConfigurationError: *resource* or *token* is not one.
         """
         await self.admit_all(transaction, check_token_of(resource, token))
 
     def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
         """
-        Do the same as `admit` without an event loop, for sqlite3, psycopg, or a Connection or Session of SQLAlchemy.
+        Do the same as `admit` without an event loop.
+
+        For sqlite3, psycopg, PyMySQL, mysqlclient, or a Connection or Session of SQLAlchemy.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
@@ -135,9 +140,9 @@ class SqlGuard(Uncopied):
 
     async def admit_all(self, transaction: AsyncTransaction | SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
-        Check the token of each resource and write all of them as fences, in your *transaction*, by one statement.
+        Check the token of each resource and write all of them as fences, in your *transaction*, in one step.
 
-        PostgreSQL locks the fences in the order of their names, so two transactions that need the same ones do not wait
+        The servers lock the fences in the order of their names, so two transactions that need the same ones do not wait
         for each other in a circle. Call it once for all, as several calls of `admit` would lock them in any order.
 
         Args:
@@ -152,7 +157,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            await perform(transaction, lambda opened: self._admit(opened, checked))
+            await self._with_a_table(lambda: perform(transaction, lambda opened: self._admit(opened, checked)))
 
     def admit_all_sync(self, transaction: SyncTransaction, tokens: Mapping[str, int]) -> None:
         """
@@ -176,8 +181,10 @@ class SqlGuard(Uncopied):
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
-            await self._database.run(
-                lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
+            await self._with_a_table(
+                lambda: self._database.run(
+                    lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
+                )
             )
         self._reports.raised({resource: checked})
 
@@ -188,10 +195,11 @@ class SqlGuard(Uncopied):
         Raise the fence in your *transaction*: it counts once you commit.
 
         Unlike `admit` it waits for a bounded time, and makes the commit survive a crash of the server: on
-        PostgreSQL it sets ``lock_timeout`` and ``synchronous_commit`` until the transaction ends. It does not
+        PostgreSQL it sets ``lock_timeout`` and ``synchronous_commit`` until the transaction ends. MySQL and MariaDB
+        wait for whole seconds, and what survives a crash is a setting of the server. It does not
         report `FenceRaised`, because the fence is not raised before the commit.
 
-        On PostgreSQL a guard with a database has one table, and refuses to raise fences in another. For a table in
+        On a server a guard with a database has one table, and refuses to raise fences in another. For a table in
         the schema of each tenant, use ``SqlGuard()`` without a database and run ``ddl("postgresql")`` in each schema,
         or use a guard for each schema, with ``table="schema.fencing_fence"``.
 
@@ -203,7 +211,7 @@ class SqlGuard(Uncopied):
             token: The token to raise its fence to.
 
             wait: Seconds to wait for a transaction that holds the fence. Then PostgreSQL raises
-                55P03 (lock_not_available). On SQLite the timeout of the connection decides.
+                55P03 (lock_not_available), MySQL 1205. On SQLite the timeout of the connection decides.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
@@ -212,8 +220,10 @@ class SqlGuard(Uncopied):
         # A guard with a database has one table; one without may raise fences wherever a transaction leads.
         own = not isinstance(self._database, NoDatabase)
         with self._reports.of_refusals(checked):
-            await perform(
-                transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait, own=own)
+            await self._with_a_table(
+                lambda: perform(
+                    transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait, own=own)
+                )
             )
 
     async def highest(self, resource: str) -> Token | None:
@@ -225,6 +235,21 @@ class SqlGuard(Uncopied):
         """
         resource = check_name(resource, parameter="resource")
         return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
+
+    async def _with_a_table(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Make the *attempt*. If it lacks a table that its transaction cannot create, create it and try again."""
+        try:
+            return await attempt()
+        except Exception as error:
+            fences = self._fences.get(self._database.dialect)
+            if fences is None or not isinstance(self._database, RunsApart) or not fences.has_to_be_created(error):
+                raise
+        try:
+            await self._database.run_apart(fences.ddl())
+        except Exception as error:
+            error.add_note("fencing_sdk: SqlGuard cannot create its table; as another user, run the statement of ddl()")
+            raise
+        return await attempt()
 
     def _admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
         yield from self._of(transaction).admit(transaction, tokens)
@@ -277,10 +302,9 @@ class FenceColumn:
 
     def __init__(self, table: str, *, key: str, column: str = "fence", observers: Sequence[Observer] = ()) -> None:
         self._table = check_identifier(table, parameter="table", schema=True)
-        key, column = check_identifier(key, parameter="key"), check_identifier(column, parameter="column")
-        self._column = column
+        self._key = check_identifier(key, parameter="key")
+        self._column = check_identifier(column, parameter="column")
         self._wide_enough = False
-        self._select = f"SELECT {quoted(column)} FROM {quoted(table)} WHERE {quoted(key)} = "  # noqa: S608  (checked)
         self._reports = Reports(observers)
 
     async def written(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
@@ -288,7 +312,10 @@ class FenceColumn:
         Return whether the statement with this *outcome* changed the row. Call it in the same *transaction*.
 
         False means that the row is missing, or that another condition of your statement excluded it. On
-        PostgreSQL the first call also does what `check` does.
+        PostgreSQL and MySQL the first call also does what `check` does.
+
+        Connect to MySQL and MariaDB with ``client_flag=CLIENT.FOUND_ROWS``, as SQLAlchemy and Django do. Without it
+        they do not count a row that the statement finds and leaves as it is.
 
         Commit before the lock is released. The end of its block raises `UsageError` if the transaction is still open
         there, unless a `SqlGuard` has admitted the token in it before.
@@ -296,8 +323,8 @@ class FenceColumn:
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
             UsageError: *transaction* is not a transaction, *outcome* is not one or is of several rows, the fence of the
-                row is NULL, or its column is too narrow for a token. Roll back.
-            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+                row is NULL, its column is too narrow for a token, or the count may mean two things. Roll back.
+            UnsupportedError: SqlGuard does not support the database or its driver.
             ConfigurationError: *token* is not one.
         """
         checked, count = check_token(token), _count(outcome)
@@ -328,7 +355,7 @@ class FenceColumn:
 
         Raises:
             UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is not a transaction.
-            UnsupportedError: the database is neither SQLite nor PostgreSQL.
+            UnsupportedError: SqlGuard does not support the database or its driver.
         """
         await perform(transaction, self._check)
 
@@ -360,7 +387,8 @@ class FenceColumn:
         Raises:
             StaleTokenError: the fence has refused it.
         """
-        rows = yield self._select + transaction.placeholder, (key,)
+        dialect, names = DIALECTS[transaction.dialect], (self._table, self._key, self._column)
+        rows = yield dialect.fence_of_row(*names).format(transaction.placeholder), (key,)
         for (fence,) in rows:
             if fence is None:
                 msg = f"the fence of {shown(key)} in {self._table} is NULL; declare the column NOT NULL DEFAULT 0"
@@ -368,6 +396,13 @@ class FenceColumn:
             if token < cast("int", fence):
                 resource = f"{self._table}/{key}"
                 raise refusal(resource, token, Token(cast("int", fence)))
+            if token == fence and not (yield from dialect.counts_what_it_finds(*names, key)):
+                msg = (
+                    f"the UPDATE of {shown(key)} in {self._table} has changed nothing, and this connection does not "
+                    "count the rows that it has found: the row may be written already, or excluded by another "
+                    "condition; connect with client_flag=CLIENT.FOUND_ROWS"
+                )
+                raise UsageError(msg)
         return False
 
 

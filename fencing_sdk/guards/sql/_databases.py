@@ -14,9 +14,9 @@ import asyncio
 import os
 import sqlite3
 import ssl
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import closing
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 from urllib.parse import unquote
 
 import anyio
@@ -24,19 +24,27 @@ import anyio.to_thread
 
 from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._http.tls import complaint_about
+from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
+from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
 from fencing_sdk._values.drivers import install
 from fencing_sdk._values.tasks import move_on_after, retrieve
 from fencing_sdk._values.url import SCHEMES, TLS_FILES, read_postgresql_url, split_url
 from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.guards.sql._fence_table import FenceTable
+from fencing_sdk.guards.sql._mysql import MysqlFences
 from fencing_sdk.guards.sql._postgresql import PostgresqlFences
-from fencing_sdk.guards.sql._protocols import POSTGRESQL, SQLITE, AlchemyAsyncEngine, AsyncpgConnection
+from fencing_sdk.guards.sql._protocols import MYSQL, POSTGRESQL, SQLITE, AlchemyAsyncEngine, AsyncpgConnection
 from fencing_sdk.guards.sql._sqlite import SqliteFences
-from fencing_sdk.guards.sql._transaction import Steps, Transaction, perform, perform_sync
+from fencing_sdk.guards.sql._transaction import Steps, Transaction, dialect_of, perform, perform_sync
+
+if TYPE_CHECKING:
+    from fencing_sdk._mysql.driver import MysqlDriverConnection
 
 T = TypeVar("T")
 
-DIALECTS: Mapping[str, type[FenceTable]] = {kind.dialect: kind for kind in (SqliteFences, PostgresqlFences)}
+DIALECTS: Mapping[str, type[FenceTable]] = {
+    kind.dialect: kind for kind in (SqliteFences, PostgresqlFences, MysqlFences)
+}
 """What each dialect does in its own way, by SQLAlchemy's name of the dialect."""
 
 _CONNECT_PATIENCE = 30.0
@@ -112,6 +120,80 @@ class PostgresqlDatabase:
                 await connection.close()  # if a statement is under way, the driver first cancels it at the server
 
 
+class MysqlDatabase:
+    """The database that a ``mysql://`` or ``mariadb://`` URL names."""
+
+    dialect = MYSQL
+
+    def __init__(self, url: str) -> None:
+        """
+        Read *url*, without I/O.
+
+        Raises:
+            ConfigurationError: it cannot be read, or asyncmy is missing. The message never repeats the URL.
+        """
+        self._url = read_mysql_query(url)
+        self.identity = self._url.identity()
+        try:
+            from fencing_sdk._mysql import driver  # noqa: PLC0415  (a user of SQLite may not have asyncmy)
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(str(error)) from error
+        self._driver = driver
+
+    async def run(self, work: Callable[[Transaction], Steps[T]]) -> T:
+        """Run *work* in a transaction of its own, at READ COMMITTED."""
+        return await self._on_a_connection(lambda connection: self._transact(connection, work))
+
+    async def run_apart(self, statement: str) -> None:
+        """See `RunsApart`."""
+        await self._on_a_connection(lambda connection: self._driver.ask(connection, statement))
+
+    async def _transact(self, connection: MysqlDriverConnection, work: Callable[[Transaction], Steps[T]]) -> T:
+        await self._driver.ask(connection, "START TRANSACTION")
+        result = await perform(connection, work)
+        await self._driver.ask(connection, "COMMIT")  # after an error, closing rolls back
+        return result
+
+    async def _on_a_connection(self, use: Callable[[MysqlDriverConnection], Awaitable[T]]) -> T:
+        connection = await self._connect()
+        try:
+            result = await use(connection)
+            with move_on_after(CLOSE_PATIENCE, shield=True):
+                await connection.ensure_closed()
+            return result
+        finally:
+            connection.close()
+
+    async def _connect(self) -> MysqlDriverConnection:
+        """Connect to the first host that takes the connection."""
+        *others, last = self._url.each_host()
+        for url in others:
+            try:
+                return await self._dial(url)
+            except (OSError, self._driver.ServerError):
+                continue
+        return await self._dial(last)
+
+    async def _dial(self, url: MysqlUrl) -> MysqlDriverConnection:
+        """In a task of its own: asyncmy may swallow a cancellation, and waits for an answer without a limit."""
+        task = asyncio.ensure_future(self._driver.connect(url, {}, patience=_CONNECT_PATIENCE))
+        try:
+            await asyncio.wait([task], timeout=_CONNECT_PATIENCE)
+            if task.done():
+                return task.result()
+            msg = f"no answer to the login within {_CONNECT_PATIENCE:g} s"
+            raise TimeoutError(msg)
+        finally:
+            if not task.done():
+                task.add_done_callback(_close_late)
+                task.cancel()
+
+
+def _close_late(dialing: asyncio.Task[MysqlDriverConnection]) -> None:
+    if not dialing.cancelled() and dialing.exception() is None:
+        dialing.result().close()
+
+
 WRITER_PATIENCE = 30.0
 """Seconds that a transaction of the guard waits for another writer. A caller that is cancelled stops waiting."""
 
@@ -134,6 +216,15 @@ class OwnDatabase(Protocol):
     async def run(self, work: Work[T]) -> T: ...
 
 
+@runtime_checkable
+class RunsApart(Protocol):
+    """A database in which a statement would commit the transaction in which it stands."""
+
+    async def run_apart(self, statement: str) -> None:
+        """Run *statement* on a connection without a transaction."""
+        ...
+
+
 class NoDatabase:
     """A guard without a database of its own. It works in the transactions of its callers only."""
 
@@ -144,7 +235,7 @@ class NoDatabase:
         """Refuse, because there is no database."""
         msg = (
             "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db'), "
-            "SqlGuard('postgresql://host/app') or SqlGuard(async_engine)"
+            "SqlGuard('postgresql://host/app'), SqlGuard('mysql://user@host/app') or SqlGuard(async_engine)"
         )
         raise UnsupportedError(msg)
 
@@ -182,13 +273,23 @@ class EngineDatabase:
 
     def __init__(self, engine: AlchemyAsyncEngine) -> None:
         self._engine = engine
-        self.dialect = engine.dialect.name
+        self.dialect = dialect_of(engine.dialect.name)
 
     async def run(self, work: Work[T]) -> T:
         """Run *work* on a connection of the engine's pool."""
-        if self.dialect != POSTGRESQL:
+        if self.dialect == SQLITE:
             return await self._run(perform_sync, work)
-        return await _run_to_end(self._run(_at_read_committed, work))
+        # On MySQL and MariaDB the statements of the work read what is committed now at every level.
+        return await _run_to_end(self._run(_at_read_committed if self.dialect == POSTGRESQL else perform_sync, work))
+
+    async def run_apart(self, statement: str) -> None:
+        """See `RunsApart`. The statement is the first of its transaction."""
+
+        def run(connection: object, statement: str) -> None:
+            cast("_SyncConnection", connection).exec_driver_sql(statement)
+
+        async with self._engine.begin() as connection:
+            await connection.run_sync(run, statement)
 
     async def _run(self, perform: Callable[[object, Work[T]], T], work: Work[T]) -> T:
         async with self._engine.begin() as connection:
@@ -232,12 +333,15 @@ def own_database(connect: object) -> OwnDatabase:
     if isinstance(connect, os.PathLike):
         connect = os.fspath(connect)
     if isinstance(connect, str):
-        return PostgresqlDatabase(connect) if connect.partition("://")[0] in SCHEMES else SqliteDatabase(_path(connect))
+        scheme = connect.partition("://")[0]
+        if scheme in MYSQL_SCHEMES:
+            return MysqlDatabase(connect)
+        return PostgresqlDatabase(connect) if scheme in SCHEMES else SqliteDatabase(_path(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
         return EngineDatabase(cast("AlchemyAsyncEngine", connect))
     msg = (
-        "connect must be a path, a URL such as 'sqlite:///app.db' or 'postgresql://host/app', or SQLAlchemy's "
-        f"AsyncEngine, not {type(connect).__name__}"
+        "connect must be a path, a URL such as 'sqlite:///app.db', 'postgresql://host/app' or 'mysql://user@host/app', "
+        f"or SQLAlchemy's AsyncEngine, not {type(connect).__name__}"
     )
     raise ConfigurationError(msg)
 
@@ -254,12 +358,15 @@ def _path_of_url(url: str) -> str:
     scheme = url.partition("://")[0]
     if "+" in scheme:
         msg = (
-            "drop the '+driver' of the URL (postgresql://host/app, sqlite:///app.db), or pass SQLAlchemy's engine: "
-            f"SqlGuard(create_async_engine(url)); if it is missing: {install('sqlalchemy')}"
+            "drop the '+driver' of the URL (postgresql://host/app, mysql://user@host/app, sqlite:///app.db), or pass "
+            f"SQLAlchemy's engine: SqlGuard(create_async_engine(url)); if it is missing: {install('sqlalchemy')}"
         )
         raise ConfigurationError(msg)
     parts = split_url(url)
     if scheme != "sqlite" or parts.user is not None or parts.hosts or parts.query:
-        msg = "write sqlite:///relative.db or sqlite:////absolute.db, without options, or postgresql://host/database"
+        msg = (
+            "write sqlite:///relative.db or sqlite:////absolute.db, without options, or postgresql://host/database, "
+            "or mysql://user@host/database"
+        )
         raise ConfigurationError(msg)
     return unquote(parts.path.removeprefix("/"), errors="surrogateescape")

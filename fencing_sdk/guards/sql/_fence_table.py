@@ -34,9 +34,9 @@ def check_identifier(name: object, *, parameter: str, schema: bool = False) -> s
     return name
 
 
-def quoted(name: str) -> str:
+def quoted(name: str, mark: str = '"') -> str:
     """Quote a *name* that was checked. Upper and lower case then count, and reserved words are allowed."""
-    return ".".join(f'"{part}"' for part in name.split("."))
+    return ".".join(f"{mark}{part}{mark}" for part in name.split("."))
 
 
 _GUARD = "SqlGuard"
@@ -72,11 +72,13 @@ class FenceTable(ABC):
     """SQLAlchemy's name of the dialect."""
     creation: ClassVar[str]
     """The statement that creates ``{table}``."""
+    quote: ClassVar[str] = '"'
+    """What stands around names."""
 
     def __init__(self, table: str, *, create: bool) -> None:
         self._table = table
         self._create = create
-        self._ddl = self.creation.format(table=quoted(table))
+        self._ddl = self.creation.format(table=quoted(table, self.quote))
 
     @classmethod
     def check_column(cls, table: str, column: str) -> Steps[None]:  # noqa: ARG003
@@ -87,6 +89,31 @@ class FenceTable(ABC):
             UsageError: it cannot; the message has the statement that widens the column.
         """
         yield from ()
+
+    @classmethod
+    def fence_of_row(cls, table: str, key: str, column: str) -> str:
+        """Return the query for the fence in a *column* of the caller's row as it is now; {} stands for its *key*."""
+        names = {"table": table, "key": key, "column": column}
+        return (
+            "SELECT {column} FROM {table} WHERE {key} = ".format(  # noqa: S608  (checked)
+                **{what: quoted(name, cls.quote) for what, name in names.items()}
+            )
+            + "{}"
+        )
+
+    @classmethod
+    def counts_what_it_finds(cls, table: str, key: str, column: str, value: object) -> Steps[bool]:  # noqa: ARG003
+        """Return whether an UPDATE counts rows that it leaves as they are. By default, it does."""
+        yield from ()
+        return True
+
+    def has_to_be_created(self, error: Exception) -> bool:  # noqa: ARG002
+        """
+        Return whether a statement failed with *error* because the table is missing, and may be created elsewhere.
+
+        By default, the table is created in the transaction that needs it.
+        """
+        return False
 
     def ddl(self) -> str:
         """Return the statement that creates the table."""

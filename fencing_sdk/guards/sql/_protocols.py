@@ -14,7 +14,9 @@ from typing import Any, Protocol, TypeAlias
 
 SQLITE = "sqlite"
 POSTGRESQL = "postgresql"
-"""SQLAlchemy's names of the dialects."""
+MYSQL = "mysql"
+MARIADB = "mariadb"
+"""SQLAlchemy's names of the dialects. The two last are one to the guard."""
 
 
 class SqliteDriverConnection(Protocol):
@@ -60,6 +62,30 @@ class PsycopgAsyncConnection(_Psycopg, Protocol):
     """A `psycopg.AsyncConnection`."""
 
     async def commit(self) -> None: ...
+
+
+class _Mysql(Protocol):
+    """The part that the connections of all of MySQL's drivers have in common."""
+
+    def get_server_info(self) -> Any: ...
+
+    def get_autocommit(self) -> Any: ...
+
+
+class AwaitedMysqlConnection(_Mysql, Protocol):
+    """A connection of asyncmy or aiomysql."""
+
+    def get_transaction_status(self) -> bool: ...
+
+    def cursor(self) -> Any: ...
+
+
+class BlockingMysqlConnection(_Mysql, Protocol):
+    """A connection of PyMySQL or mysqlclient."""
+
+    def commit(self) -> None: ...
+
+    def cursor(self) -> Any: ...
 
 
 class AlchemyResult(Protocol):
@@ -143,5 +169,9 @@ class AlchemyAsyncEngine(Protocol):
     def begin(self) -> AbstractAsyncContextManager[AlchemyAsync]: ...
 
 
-SyncTransaction: TypeAlias = sqlite3.Connection | PsycopgConnection | AlchemyConnection | AlchemySession
-AsyncTransaction: TypeAlias = AsyncpgConnection | AsyncpgProxy | PsycopgAsyncConnection | AlchemyAsync
+SyncTransaction: TypeAlias = (
+    sqlite3.Connection | PsycopgConnection | BlockingMysqlConnection | AlchemyConnection | AlchemySession
+)
+AsyncTransaction: TypeAlias = (
+    AsyncpgConnection | AsyncpgProxy | PsycopgAsyncConnection | AwaitedMysqlConnection | AlchemyAsync
+)

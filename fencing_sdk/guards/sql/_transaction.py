@@ -18,13 +18,18 @@ from typing import Protocol, TypeAlias, TypeGuard, TypeVar, cast
 from fencing_sdk._values.drivers import KnownDriver
 from fencing_sdk._values.token import Token, writes_of
 from fencing_sdk.errors import UnsupportedError, UsageError
+from fencing_sdk.guards.sql import _mysql_drivers as mysql
 from fencing_sdk.guards.sql._protocols import (
+    MARIADB,
+    MYSQL,
     POSTGRESQL,
     SQLITE,
     AlchemyAsync,
     AlchemyConnection,
     AlchemySession,
     AsyncpgConnection,
+    AwaitedMysqlConnection,
+    BlockingMysqlConnection,
     HasTransaction,
     SqliteDriverConnection,
 )
@@ -218,7 +223,7 @@ class Transaction:
     begins: bool
     """True if the driver begins a transaction by itself, with the first statement."""
     begun: Callable[[], bool]
-    """Returns whether a transaction is open now, by PostgreSQL's last word to the driver. Not set for SQLite."""
+    """Returns whether a transaction is open now, by the server's last word to the driver. Not set for SQLite."""
 
     def __init__(self, transaction: object) -> None:
         """
@@ -244,6 +249,12 @@ class Transaction:
                 self.awaiting = fetch_from_psycopg_awaiting(transaction)
             else:
                 self.fetching = fetch_from_psycopg(transaction)
+        elif mysql.is_awaited(transaction):
+            self._use_mysql(transaction)
+            self.awaiting = mysql.fetch_awaiting(transaction)
+        elif mysql.is_blocking(transaction):
+            self._use_mysql(transaction)
+            self.fetching = mysql.fetch_blocking(transaction)
         else:
             self._recognise_alchemy(_alchemy_connection(transaction))
             self._alchemy = cast("HasTransaction", transaction() if callable(transaction) else transaction)
@@ -254,7 +265,9 @@ class Transaction:
 
         *admitted*: the fence of the token is locked until then.
         """
-        writes, hidden = writes_of(token), is_pooled(self.driver)  # then it may be open later for another caller
+        writes = writes_of(token)
+        # Then it may be open later for another caller, or look as if it were.
+        hidden = is_pooled(self.driver) or mysql.hides_its_transaction(self.driver)
         if writes is not None and (admitted or not hidden) and self.is_open():  # else the driver has committed at once
             # SQLAlchemy's own: that of a session may end before that of its connection.
             end = None if self._alchemy is None else self._alchemy.get_transaction()
@@ -270,15 +283,24 @@ class Transaction:
             return False
 
     def _recognise_alchemy(self, alchemy: AlchemyConnection) -> None:
-        self.dialect = alchemy.dialect.name
-        if self.dialect not in {SQLITE, POSTGRESQL}:
-            msg = f"SqlGuard supports SQLite and PostgreSQL, not {self.dialect}"
+        self.dialect = dialect_of(alchemy.dialect.name)
+        if self.dialect not in {SQLITE, POSTGRESQL, MYSQL}:
+            msg = f"SqlGuard supports SQLite, PostgreSQL, MySQL and MariaDB, not {self.dialect}"
             raise UnsupportedError(msg)
         pooled = alchemy.connection
         self.driver = pooled.driver_connection
         self.fetching = _fetch_from_alchemy(alchemy)
         if self.dialect == SQLITE:
             self.placeholder, self.begins = "?", True
+            return
+        if self.dialect == MYSQL:
+            if not mysql.is_mysql(self.driver):
+                msg = (
+                    "SqlGuard supports asyncmy, aiomysql, PyMySQL and mysqlclient; it cannot see what "
+                    f"{type(self.driver).__module__} commits"
+                )
+                raise UnsupportedError(msg)
+            self._use_mysql(self.driver)
             return
         if not (is_asyncpg(self.driver) or tells_status(self.driver)):
             msg = f"SqlGuard supports asyncpg and psycopg; it cannot see what {type(self.driver).__module__} commits"
@@ -287,6 +309,15 @@ class Transaction:
         self.begun = begun_by(self.driver)
         if alchemy.dialect.paramstyle == "numeric_dollar":
             self.placeholder = "$1"
+
+    def _use_mysql(self, driver: AwaitedMysqlConnection | BlockingMysqlConnection) -> None:
+        self.dialect, self.driver = MYSQL, driver
+        self.begins, self.begun = not driver.get_autocommit(), mysql.begun_by(driver)
+
+
+def dialect_of(name: str) -> str:
+    """Return what the guard calls the dialect that has this *name* in SQLAlchemy."""
+    return MYSQL if name == MARIADB else name
 
 
 async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
@@ -346,7 +377,7 @@ def _alchemy_connection(transaction: object) -> AlchemyConnection:
         )
         raise UsageError(msg)
     msg = (
-        "a transaction must be a sqlite3.Connection, a connection of asyncpg or psycopg, or SQLAlchemy's "
-        f"(Async)Session or (Async)Connection, not {type(transaction).__name__}"
+        "a transaction must be a sqlite3.Connection, a connection of asyncpg, psycopg, asyncmy, aiomysql, PyMySQL or "
+        f"mysqlclient, or SQLAlchemy's (Async)Session or (Async)Connection, not {type(transaction).__name__}"
     )
     raise UsageError(msg)

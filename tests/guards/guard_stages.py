@@ -1,0 +1,128 @@
+"""
+The servers on which `SqlGuard` keeps fences, each with all ways to its transactions, as columns of shared tests.
+
+    async def test_...(way):
+        await way.write(guard, "a", token, "value")
+        assert await way.stage.fence() == 34
+
+A module asks for them with ``pytest_plugins = ["postgresql_fixtures", "mysql_fixtures", "guard_database",
+"guard_stages"]``. Each test finds its server with an empty table ``data`` and without fences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import guard_database
+import mysql_ways
+import postgresql_ways
+import pytest
+from mysql_programs import flavours
+
+from fencing_sdk.guards.sql import SqlGuard
+
+
+class PostgresqlStage:
+    """PostgreSQL."""
+
+    dialect, snapshots = "postgresql", True
+    """Above READ COMMITTED it refuses what was changed meanwhile."""
+    ways = postgresql_ways.WAYS
+
+    def __init__(self, server) -> None:
+        self.server = server
+
+    async def fence(self, resource="a"):
+        """The fence as others see it, or None when there is no row, or no table."""
+        if await self.server.value("SELECT to_regclass('fencing_fence')::text") is None:
+            return None
+        return await self.server.value("SELECT token FROM fencing_fence WHERE resource = $1", resource)
+
+    async def is_waiting(self):
+        """Wait until a transaction waits for the lock of another one."""
+        query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        await self._until(query)
+
+    async def _until(self, query):
+        for _ in range(2_000):
+            if await self.server.fetch(query):
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"never: {query}")
+
+    def wants_a_retry(self, error) -> bool:
+        return postgresql_ways.sqlstate(error) == "40001"
+
+    def waited_too_long(self, error) -> bool:
+        return postgresql_ways.sqlstate(error) == "55P03"
+
+
+class MysqlStage(PostgresqlStage):
+    """MySQL or MariaDB."""
+
+    dialect, snapshots = "mysql", False
+    ways = mysql_ways.WAYS
+
+    async def fence(self, resource="a"):
+        if not await self.server.fetch("SHOW TABLES LIKE 'fencing_fence'"):
+            return None
+        return await self.server.value("SELECT token FROM fencing_fence WHERE resource = %s", resource)
+
+    async def is_waiting(self):
+        await self._until("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+
+    def wants_a_retry(self, error) -> bool:
+        return mysql_ways.code_of(error) in {1213, 1020}
+
+    def waited_too_long(self, error) -> bool:
+        return mysql_ways.code_of(error) == 1205
+
+
+COLUMNS = [("postgresql", way) for way in postgresql_ways.WAYS]
+COLUMNS += [(flavour, way) for flavour in flavours() for way in mysql_ways.WAYS]
+
+
+@pytest.fixture(scope="module")
+def _mysql_guard_databases(_shared_mysql):
+    """One database of each for all tests of a module: quicker than one for each test."""
+    servers = {}
+
+    def server(flavour):
+        if flavour not in servers:
+            servers[flavour] = _shared_mysql(flavour)
+        servers[flavour].database = ""
+        servers[flavour].ask("CREATE DATABASE IF NOT EXISTS test_guards")
+        servers[flavour].database = "test_guards"
+        return servers[flavour]
+
+    yield server
+    for one in servers.values():
+        one.database = ""
+        one.ask("DROP DATABASE IF EXISTS test_guards")
+
+
+@pytest.fixture
+async def mysql_guard_server(mysql_flavour, _mysql_guard_databases):
+    """A server of either flavour with an empty table ``data`` and nothing else."""
+    return await _emptied(_mysql_guard_databases(mysql_flavour))
+
+
+async def _emptied(server):
+    for (table,) in await server.fetch("SHOW TABLES"):
+        await server.execute(f"DROP TABLE `{table}`")
+    await server.execute(mysql_ways.DATA)
+    return server
+
+
+@pytest.fixture(params=COLUMNS, ids="-".join)
+async def way(request, _mysql_guard_databases):
+    """Each way to a transaction of each server; its `stage` looks at the server from outside."""
+    kind, name = request.param
+    if kind == "postgresql":
+        stage = PostgresqlStage(await guard_database.emptied(request.getfixturevalue("_guard_database")))
+    else:
+        stage = MysqlStage(await _emptied(_mysql_guard_databases(kind)))
+        await stage.server.execute(SqlGuard().ddl("mysql"))
+    async with postgresql_ways.opened(name, stage.server.url, stage.ways) as way:
+        way.stage = stage
+        yield way

@@ -1,0 +1,635 @@
+"""SqlGuard on MySQL and MariaDB: the contract, and what is true of these servers alone."""
+
+import asyncio
+import contextlib
+import random
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import anyio
+import asyncmy
+import pymysql
+import pytest
+from mysql_ways import WAYS, code_of, opened
+from pymysql.constants import CLIENT
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from fencing_sdk import BackendRefusedError, ConfigurationError, LockClient, StaleTokenError, Token, UsageError
+from fencing_sdk.abc._powers import TransactionalGuard
+from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.errors import UnsupportedError
+from fencing_sdk.guards.sql import FenceColumn, SqlGuard
+from fencing_sdk.testing.suites import GuardSuite
+
+pytest_plugins = ["postgresql_fixtures", "mysql_fixtures", "guard_database", "guard_stages"]
+
+OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
+
+
+@pytest.fixture
+def server(mysql_guard_server):
+    return mysql_guard_server
+
+
+async def fence(server, resource="a", table="fencing_fence"):
+    return await server.value(f"SELECT token FROM {table} WHERE resource = %s", resource)
+
+
+async def tables(server):
+    return [name for (name,) in await server.fetch("SHOW TABLES")]
+
+
+# The contract.
+
+
+class MysqlSuite(GuardSuite):
+    several = True
+    way: str
+
+    def make_guard(self, way):
+        return SqlGuard(way.url)
+
+    @asynccontextmanager
+    async def opened(self, url):
+        async with opened(self.way, url) as way:
+            guard = self.make_guard(way)
+            guard.way = way  # what the adapters write through
+            yield guard
+
+    @pytest.fixture
+    async def guard(self, server):
+        async with self.opened(server.url) as guard:
+            yield guard
+
+    @asynccontextmanager
+    async def reopen(self, guard):
+        async with self.opened(guard.way.url) as other:
+            yield other
+
+    async def write(self, guard, resource, token, value):
+        await guard.way.write(guard, resource, token, value)
+
+    async def write_all(self, guard, tokens, values):
+        """Above READ COMMITTED new resources, which another step takes back, may make a deadlock: try again."""
+        while True:
+            try:
+                return await guard.way.write_all(guard, tokens, values)
+            except Exception as error:
+                if code_of(error) != 1213:
+                    raise
+
+    async def read(self, guard, resource):
+        return await guard.way.read(resource)
+
+
+class TestWithAUrlAndAsyncmy(MysqlSuite):
+    way = "asyncmy"
+
+
+class TestWithAUrlAndAPoolOfAiomysql(MysqlSuite):
+    way = "aiomysql-pool"
+
+
+class TestWithAnEngineAndSessions(MysqlSuite):
+    way = "session"
+
+    def make_guard(self, way):
+        return SqlGuard(way.engine)
+
+
+# Bytes, and what these servers make of texts.
+
+
+async def test_names_that_the_collations_take_for_equal_are_several(server):
+    names = ["a", "A", "a ", "ä", "a\u0308", "ß", "ss", "\N{LOCK}", "x" * 512]
+    guard = SqlGuard(server.url)
+    for token, name in enumerate(names):
+        await guard.raise_to(name, token)
+    assert [await guard.highest(name) for name in names] == [*range(len(names))]
+
+
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
+async def test_a_connection_of_another_character_set_means_the_same_resource(charset, server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("Zürich", NEW)
+    async with server.connected(charset=charset) as connection:
+        await connection.query("SET sql_mode = 'NO_BACKSLASH_ESCAPES'")
+        with pytest.raises(StaleTokenError):
+            await guard.admit(connection, "Zürich", OLD)
+        await guard.admit(connection, "back\\slash' -- ", 1)
+        await connection.commit()
+    assert await guard.highest("back\\slash' -- ") == 1
+
+
+@pytest.mark.parametrize("flags", [0, CLIENT.FOUND_ROWS])
+async def test_the_count_of_rows_decides_nothing(flags, server):
+    """It is the same for an equal token and for a lower one."""
+    guard = SqlGuard(server.url)
+    async with server.connected(client_flag=flags) as connection:
+        for token in (33, 34, 34):
+            await guard.admit(connection, "a", token)
+        with pytest.raises(StaleTokenError):
+            await guard.admit(connection, "a", 33)
+        await connection.commit()
+    assert await fence(server) == 34
+
+
+async def test_a_refused_token_leaves_no_holder_at_the_fence(server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", 34)
+    async with server.connected() as connection:
+        with pytest.raises(StaleTokenError):
+            await guard.admit(connection, "a", OLD)
+        await connection.commit()
+    assert (await guard.highest("a")).holder is None
+
+
+@pytest.mark.parametrize(("number", "holder"), [(-1, None), (2**53, None), (34, b""), (34, b"AA"), (34, b"\xff")])
+async def test_a_row_that_another_program_wrote_is_refused(number, holder, server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    server.ask("UPDATE fencing_fence SET token = %s, holder = %s", number, holder)
+    with pytest.raises(BackendRefusedError, match="'a' is not a fence"):
+        await guard.highest("a")
+
+
+# A transaction there must be.
+
+
+@asynccontextmanager
+async def autocommitting(kind, server):
+    """A connection in the mode in which each statement is committed by itself."""
+    if kind in {"connection", "session-sync"}:
+        async with opened("connection", server.url) as way:
+            engine = way.make_engine(isolation_level="AUTOCOMMIT")
+            async with AsyncSession(engine) as session:
+                yield session
+            await engine.dispose()
+        return
+    async with opened(kind, server.url) as way:
+        connection = way.connect(autocommit=True)
+        if not way.blocking:
+            connection = await connection
+        yield connection
+        connection.close()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WAYS if hasattr(WAYS[kind], "connect")] + ["connection"])
+async def test_a_connection_that_commits_by_itself_is_refused(kind, server):
+    """Before anything is sent: there is no fence afterwards."""
+    server.ask(SqlGuard().ddl("mysql"))
+    async with autocommitting(kind, server) as connection:
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard().admit(connection, "a", NEW)
+        with pytest.raises(UsageError, match="begin one first"):
+            await SqlGuard().raise_in(connection, "a", NEW)
+    assert server.ask("SELECT * FROM fencing_fence") == []
+
+
+async def test_a_transaction_that_was_begun_by_hand_will_do(server):
+    guard = SqlGuard(server.url)
+    async with autocommitting("asyncmy", server) as connection:
+        await connection.begin()
+        await guard.admit(connection, "a", 1)
+        await connection.rollback()
+        with pytest.raises(UsageError, match="begin one first"):
+            await guard.admit(connection, "a", 2)
+        await connection.begin()
+        await guard.admit(connection, "a", 3)
+        await connection.commit()
+    assert await fence(server) == 3
+
+
+async def test_a_transaction_that_has_ended_unseen_is_found_out(server):
+    """As after a deadlock, whose error tells the driver nothing: the statement was committed by itself."""
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", 1)
+    connection = pymysql.connect(host="127.0.0.1", port=server.port, user="app", database=server.database)
+    connection.autocommit(True)
+    connection.server_status |= 1
+    with contextlib.closing(connection), pytest.raises(UsageError, match="begin one first"):
+        await asyncio.to_thread(guard.admit_sync, connection, "a", NEW)
+
+
+def test_an_unknown_driver_is_refused():
+    """Whether its connections commit by themselves cannot be seen."""
+    strange = SimpleNamespace(
+        dialect=SimpleNamespace(name="mariadb", paramstyle="qmark"),
+        connection=SimpleNamespace(driver_connection=object(), dbapi_connection=object()),
+        exec_driver_sql=None,
+    )
+    with pytest.raises(UnsupportedError, match="PyMySQL and mysqlclient; it cannot see what builtins commits"):
+        SqlGuard().admit_sync(strange, "a", NEW)
+
+
+async def test_what_is_awaited_is_told_from_what_blocks(server):
+    async with server.connected() as connection:
+        with pytest.raises(UsageError, match=r"await guard\.admit"):
+            SqlGuard().admit_sync(connection, "a", NEW)
+
+
+# The table.
+
+
+async def test_the_first_use_creates_the_table_and_commits_nothing_of_the_caller(server):
+    guard = SqlGuard(server.url)
+    assert await guard.highest("a") is None
+    assert await tables(server) == ["data"]
+    async with server.connected() as connection:
+        await connection.query("INSERT INTO data VALUES ('b', 'not committed')")
+        await guard.admit(connection, "a", NEW)
+        await connection.rollback()
+    assert await server.fetch("SELECT * FROM data") == []
+    assert await guard.highest("a") is None
+    assert sorted(await tables(server)) == ["data", "fencing_fence"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_without_the_table_the_error_tells_what_to_run(own, server):
+    guard = SqlGuard(server.url, create=False) if own else SqlGuard()
+    async with server.connected() as connection:
+        with pytest.raises(asyncmy.errors.ProgrammingError) as refusal:
+            await guard.admit(connection, "a", NEW)
+    assert code_of(refusal.value) == 1146
+    assert "ddl('mysql')" in refusal.value.__notes__[0]
+
+
+async def test_who_may_not_create_the_table_is_told_how(server):
+    server.ask("CREATE USER clerk@'127.0.0.1'")
+    server.ask("GRANT SELECT, INSERT, UPDATE ON test_guards.* TO clerk@'127.0.0.1'")
+    try:
+        guard = SqlGuard(server.url_as("clerk"))
+        with pytest.raises(asyncmy.errors.OperationalError) as denied:
+            await guard.raise_to("a", NEW)
+        assert "run the statement of ddl()" in denied.value.__notes__[0]
+        server.ask(guard.ddl())
+        await guard.raise_to("a", NEW)
+        assert await guard.highest("a") == 34
+    finally:
+        server.ask("DROP USER clerk@'127.0.0.1'")
+
+
+async def test_a_missing_right_is_the_error_of_the_database(server):
+    server.ask(SqlGuard().ddl("mysql"))
+    server.ask("CREATE USER clerk@'127.0.0.1'")
+    server.ask("GRANT SELECT ON test_guards.* TO clerk@'127.0.0.1'")
+    try:
+        with pytest.raises(asyncmy.errors.OperationalError) as denied:
+            await SqlGuard(server.url_as("clerk")).raise_to("a", NEW)
+        assert "SELECT, INSERT and UPDATE" in denied.value.__notes__[0]
+    finally:
+        server.ask("DROP USER clerk@'127.0.0.1'")
+
+
+async def test_a_table_may_have_a_reserved_name_and_be_in_another_database(server):
+    server.ask("CREATE DATABASE IF NOT EXISTS test_others")
+    try:
+        guard = SqlGuard(server.url, table="test_others.order")
+        await guard.raise_to("a", NEW)
+        async with server.connected() as connection:
+            with pytest.raises(StaleTokenError):
+                await guard.admit(connection, "a", OLD)
+        assert await fence(server, table="test_others.`order`") == 34
+    finally:
+        server.ask("DROP DATABASE test_others")
+
+
+async def test_a_transaction_in_another_database_than_the_raised_fences_is_found_out(server):
+    server.ask("CREATE DATABASE IF NOT EXISTS test_others")
+    try:
+        server.ask(f"CREATE TABLE test_others.{SqlGuard().ddl('mysql').partition('EXISTS ')[2]}")
+        guard = SqlGuard(server.url)
+        await guard.raise_to("a", NEW)
+        async with server.connected(database="test_others") as connection:
+            with pytest.raises(
+                UsageError, match="in database 'test_others', and SqlGuard raises them in 'test_guards'"
+            ):
+                await guard.admit(connection, "a", 35)
+            await connection.rollback()
+            await SqlGuard().admit(connection, "a", 1)  # a guard without a database has none of its own
+    finally:
+        server.ask("DROP DATABASE test_others")
+
+
+def test_the_statement_is_the_same_for_both_servers_and_every_guard():
+    texts = {SqlGuard("mysql://u@h/db").ddl(), SqlGuard("mariadb://u@h/db").ddl(), SqlGuard().ddl("mariadb")}
+    assert texts == {SqlGuard().ddl("mysql")}
+    assert "varbinary(512)" in SqlGuard().ddl("mysql")
+    assert "`app`.`fences`" in SqlGuard(table="app.fences").ddl("mysql")
+
+
+# Transactions of its own, and in those of a store.
+
+
+@pytest.fixture(params=["url", "connection", "connection-aiomysql"])
+async def guard(request, server):
+    """A guard that raises fences by itself, in each way."""
+    if request.param == "url":
+        yield SqlGuard(server.url)
+        return
+    async with opened(request.param, server.url) as way:
+        yield SqlGuard(way.engine)
+
+
+async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(guard, server):
+    """The next holder has written nothing yet."""
+    store = MemoryBackend()
+    async with LockClient(store) as locks, opened("asyncmy", server.url) as way:
+        lock = locks.lock("a", fences=[guard])
+        zombie = await lock.acquire()
+        stale = zombie.token
+        await way.write(guard, "a", stale, "in time")
+        store.take_away("a")
+        async with lock as lease:
+            with pytest.raises(StaleTokenError):
+                await way.write(guard, "a", stale, "too late")
+            assert await way.read("a") == "in time"
+            await way.write(guard, "a", lease.token, "by the next holder")
+        await zombie.release()
+
+
+async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(guard, server):
+    await guard.raise_to("a", OLD)
+    async with server.connected() as connection:
+        await guard.admit(connection, "a", OLD)
+        raising = asyncio.create_task(guard.raise_to("a", NEW))
+        await is_waiting(server)
+        raising.cancel()
+        with anyio.fail_after(20):
+            with pytest.raises(asyncio.CancelledError):
+                await raising
+        await connection.commit()
+    assert await fence(server) == 33
+    await guard.raise_to("a", NEW)
+
+
+async def is_waiting(server):
+    """Wait until a transaction waits for the lock of another one."""
+    for _ in range(2_000):
+        if await server.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("nobody waits")
+
+
+async def test_a_store_raises_the_fence_in_the_transaction_of_its_grant(server):
+    guard = SqlGuard(server.url)
+    assert isinstance(guard, TransactionalGuard)
+    assert guard.database == f"app@127.0.0.1:{server.port}/test_guards"
+    await guard.raise_to("a", OLD)
+    wait = "SELECT @@innodb_lock_wait_timeout"
+    async with server.connected(autocommit=True) as connection, connection.cursor() as cursor:
+        await cursor.execute("SET innodb_lock_wait_timeout = 4")
+        await connection.begin()
+        await guard.raise_in(connection, "a", NEW, wait=1.0)
+        assert await fence(server) == 33
+        await connection.commit()
+        assert await fence(server) == 34
+        await connection.begin()
+        with pytest.raises(StaleTokenError):
+            await guard.raise_in(connection, "a", OLD, wait=1.0)
+        await connection.rollback()
+        await cursor.execute(wait)
+        assert await cursor.fetchall() == ((4,),), "the session waits as before"
+
+
+async def test_waiting_in_a_given_transaction_sets_the_session_back(server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", OLD)
+    async with server.connected() as holder, server.connected() as connection, connection.cursor() as cursor:
+        await guard.admit(holder, "a", OLD)
+        await connection.query("INSERT INTO data VALUES ('b', 'before')")
+        with pytest.raises(asyncmy.errors.OperationalError) as refusal:
+            await guard.raise_in(connection, "a", NEW, wait=0.05)
+        assert code_of(refusal.value) == 1205
+        await cursor.execute("SELECT @@innodb_lock_wait_timeout, (SELECT COUNT(*) FROM data)")
+        assert await cursor.fetchall() == ((50, 1),), "the server has rolled the statement back, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("url", "database"),
+    [
+        ("mysql://app:secret@DB/shop", "app@db:3306/shop"),
+        ("mariadb://app@a,b:7777/shop", "app@a:3306,b:7777/shop"),
+        ("mysql://app@/shop?unix_socket=/run/mysqld/mysqld.sock", "app@%2Frun%2Fmysqld%2Fmysqld.sock/shop"),
+        ("mysql://db/shop", None),
+    ],
+)
+def test_the_guard_tells_which_database_it_means_and_never_the_password(url, database):
+    guard = SqlGuard(url)
+    assert guard.database == database
+    assert "secret" not in repr(guard)
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@host", "mysql://me:secret@host/app?nonsense=1", "mysql://@:x/a"])
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url):
+    with pytest.raises(ConfigurationError) as refusal:
+        SqlGuard(url)
+    assert "secret" not in str(refusal.value)
+
+
+async def test_the_second_host_is_asked_when_the_first_is_not_there(server, unused_tcp_port):
+    address = f"127.0.0.1:{server.port}"
+    guard = SqlGuard(server.url.replace(address, f"127.0.0.1:{unused_tcp_port},{address}"))
+    await guard.raise_to("a", NEW)
+    assert await fence(server) == 34
+
+
+async def test_a_server_that_is_not_there_is_the_drivers_error(unused_tcp_port):
+    with pytest.raises(asyncmy.errors.OperationalError):
+        await SqlGuard(f"mysql://app@127.0.0.1:{unused_tcp_port}/app").raise_to("a", NEW)
+
+
+async def test_no_call_blocks_the_loop(server, no_blocking_calls):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", NEW)
+    assert await guard.highest("a") == 34
+
+
+async def test_nothing_is_left_open(server):
+    guard = SqlGuard(server.url)
+    for token in range(5):
+        await guard.raise_to("a", token)
+    with contextlib.suppress(StaleTokenError):
+        await guard.raise_to("a", 1)
+    for _ in range(2_000):
+        if not await server.fetch("SELECT 1 FROM information_schema.processlist WHERE user = 'app'"):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("a connection stays open")
+
+
+# Races.
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+async def test_of_eight_writers_with_late_tokens_no_stale_one_is_committed(level, server):
+    """A third of the tokens is late. The log of the writes, in the order of their commits, never goes down."""
+    guard, issued, outcomes = SqlGuard(server.url), 0, []
+    await guard.raise_to("a", 0)
+    await server.execute("CREATE TABLE log (n bigint AUTO_INCREMENT PRIMARY KEY, token bigint) ENGINE=InnoDB")
+    await server.execute("INSERT INTO data VALUES ('a', '0')")
+
+    async def write(seed):
+        nonlocal issued
+        chance = random.Random(seed)
+        for _ in range(25):
+            if chance.random() < 0.7:
+                issued += 1
+                token = issued
+            else:
+                token = max(1, issued - chance.randrange(6))
+            await asyncio.sleep(chance.random() * 0.002)
+            async with server.connected() as connection, connection.cursor() as cursor:
+                await cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
+                try:
+                    await guard.admit(connection, "a", token)
+                except StaleTokenError:
+                    outcomes.append("stale")
+                    continue
+                await cursor.execute("INSERT INTO log (token) VALUES (%s)", (token,))
+                await cursor.execute("UPDATE data SET value = %s WHERE resource = 'a'", (str(token),))
+                await connection.commit()
+                outcomes.append("written")
+
+    await asyncio.gather(*(write(seed) for seed in range(8)))
+    log = [token for (token,) in await server.fetch("SELECT token FROM log ORDER BY n")]
+    assert log == sorted(log)
+    assert len(log) == outcomes.count("written")
+    assert {"stale", "written"} == set(outcomes)
+    assert await fence(server) == log[-1] == int(await server.value("SELECT value FROM data"))
+
+
+async def test_steps_over_the_same_resources_never_deadlock(server):
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", 0)
+
+    async def write(seed):
+        chance = random.Random(seed)
+        for turn in range(15):
+            names = chance.sample("abcdef", 3)
+            async with server.connected() as connection:
+                with contextlib.suppress(StaleTokenError):
+                    await guard.admit_all(connection, dict.fromkeys(names, turn))
+                    await connection.commit()
+
+    await asyncio.gather(*(write(seed) for seed in range(6)))
+
+
+async def test_steps_over_other_resources_do_not_wait(server):
+    """In a small table a server may look up a list of keys by reading, and locking, all of it."""
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", 0)
+    async with server.connected() as one, server.connected() as other:
+        await guard.admit_all(one, {"a": 1, "c": 1, "e": 1})
+        await other.query("SET innodb_lock_wait_timeout = 1")
+        await guard.admit_all(other, {"b": 1, "d": 1, "f": 1})
+        await other.commit()
+        await one.commit()
+
+
+# FenceColumn.
+
+
+TABLE = "CREATE TABLE seats (seat bigint PRIMARY KEY, who varchar(40), fence {kind} NOT NULL DEFAULT 0) ENGINE=InnoDB"
+BOOK = "UPDATE seats SET who = %s, fence = %s WHERE seat = %s AND fence <= %s"
+SEATS = FenceColumn("seats", key="seat")
+
+
+@pytest.fixture
+async def seats(server):
+    await server.execute(TABLE.format(kind="bigint") + "; INSERT INTO seats (seat) VALUES (42)")
+    return server
+
+
+async def book(server, token, who, *, also="", flags=CLIENT.FOUND_ROWS, seat=42):
+    async with server.connected(client_flag=flags) as connection, connection.cursor() as cursor:
+        await cursor.execute(BOOK + also, (who, token, seat, token))
+        written = await SEATS.written(connection, seat, token, cursor)
+        await connection.commit()
+    return written
+
+
+async def test_a_stale_write_is_told_from_a_row_that_is_not_there(seats):
+    assert await book(seats, 33, "Ada") is True
+    assert await book(seats, 34, "Bob") is True
+    assert await book(seats, 34, "Bob") is True, "the row is found, and nothing in it changes"
+    with pytest.raises(StaleTokenError) as refusal:
+        await book(seats, 33, "Ada")
+    assert (refusal.value.resource, refusal.value.token, refusal.value.fence) == ("seats/42", 33, 34)
+    assert await book(seats, 35, "Eve", seat=43) is False
+    assert await book(seats, 34, "Eve", also=" AND who IS NULL") is False
+
+
+async def test_a_connection_that_counts_changes_alone_is_asked_for_the_other_count(seats):
+    """A row that is written already, and one that another condition excludes, have the same count."""
+    assert await book(seats, 34, "Bob", flags=0) is True
+    for also in ("", " AND who IS NULL"):
+        with pytest.raises(UsageError, match=r"CLIENT\.FOUND_ROWS"):
+            await book(seats, 34, "Bob", also=also, flags=0)
+    with pytest.raises(StaleTokenError):
+        await book(seats, 33, "Ada", flags=0)
+
+
+@pytest.mark.parametrize("way", ["session", "session-sync"])
+async def test_sessions_count_the_rows_that_they_find(way, seats):
+    async with opened(way, seats.url) as opened_way:
+        for _ in range(2):
+            async with opened_way.begin() as session:
+                statement, given = text(BOOK.replace("%s", ":t").replace(":t", ":w", 1)), {"w": "Bob", "t": 42}
+                done = session.execute(statement, given)
+                done = await done if way == "session" else done
+                written = SEATS.written if way == "session" else SEATS.written_sync
+                answer = written(session, 42, 42, done)
+                assert (await answer if way == "session" else answer) is True
+
+
+async def test_a_snapshot_does_not_hide_the_fence_that_has_refused_a_write(seats):
+    async with seats.connected(client_flag=CLIENT.FOUND_ROWS) as connection, connection.cursor() as cursor:
+        await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        if seats.flavour == "mariadb":  # it would refuse the write itself, with 1020
+            await cursor.execute("SET SESSION innodb_snapshot_isolation = OFF")
+        await cursor.execute("SELECT * FROM seats")
+        assert await book(seats, 34, "Bob") is True
+        await cursor.execute(BOOK, ("Ada", 33, 42, 33))
+        with pytest.raises(StaleTokenError):
+            await SEATS.written(connection, 42, 33, cursor)
+
+
+async def test_a_snapshot_of_mariadb_refuses_what_was_raised_meanwhile(server):
+    if server.flavour != "mariadb":
+        return  # MySQL has no such setting
+    guard = SqlGuard(server.url)
+    await guard.raise_to("a", OLD)
+    async with server.connected() as connection, connection.cursor() as cursor:
+        await cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+        await cursor.execute("SELECT * FROM data")
+        await guard.raise_to("a", NEW)
+        with pytest.raises(asyncmy.errors.OperationalError) as refusal:
+            await guard.admit(connection, "a", 35)
+        assert code_of(refusal.value) == 1020
+        await connection.rollback()
+        await guard.admit(connection, "a", 35)
+
+
+@pytest.mark.parametrize("kind", ["int", "smallint", "int unsigned", "float"])
+async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(kind, server):
+    await server.execute(TABLE.format(kind=kind))
+    async with server.connected() as connection:
+        with pytest.raises(UsageError) as refusal:
+            await SEATS.check(connection)
+    assert f"column fence of table seats is {kind.partition(' ')[0].upper()}" in str(refusal.value)
+    server.ask(str(refusal.value).partition("run: ")[2])
+    async with server.connected() as connection:
+        await SEATS.check(connection)
+
+
+async def test_names_are_quoted_and_may_have_a_database(server):
+    server.ask("CREATE TABLE `order` (`Key` varchar(20) PRIMARY KEY, `select` bigint NOT NULL DEFAULT 0)")
+    server.ask("INSERT INTO `order` VALUES (%s, 34)", "'; DROP TABLE data")
+    column = FenceColumn("test_guards.order", key="Key", column="select")
+    async with server.connected() as connection:
+        with pytest.raises(StaleTokenError):
+            await column.written(connection, "'; DROP TABLE data", 33, 0)
