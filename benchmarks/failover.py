@@ -131,7 +131,7 @@ class Watched:
         """Note the least time that a held lease has left."""
         self.least = min([self.least, *(lease.remaining for lease in self.leases if lease.held)])
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         self.lost = Counter(str(lease.lost_reason) for lease in self.leases if not lease.held)
         await asyncio.gather(*(lease.release() for lease in self.leases), return_exceptions=True)
 
@@ -170,7 +170,7 @@ async def one_fault(groups: Sequence[Watched], fault: Fault, node: Node, seconds
     await asyncio.to_thread(end, node)
     await watch(groups, AFTER)
     for group in groups:
-        await group.give_back()
+        await group.release()
 
 
 async def measure(name: str, seconds: float, kinds: Sequence[str]) -> None:

@@ -3,7 +3,7 @@ What it costs to list many locks, and what others notice of it, on every store t
 
     uv run python -m benchmarks listing
 
-One client lists all locks while another takes and gives back a free lock every few milliseconds: in the same process,
+One client lists all locks while another takes and releases a free lock every few milliseconds: in the same process,
 so that the work of the listing delays it too. Memory is the most that Python has allocated in a second listing.
 """
 
@@ -102,7 +102,7 @@ async def take(store: Store, holder: LockClient, count: int) -> list[Lease]:
 
 
 async def cycles(locks: LockClient, taken: list[float], *, until: Callable[[], bool]) -> None:
-    """Take and give back a free lock; note the seconds of each acquisition."""
+    """Take and release a free lock; note the seconds of each acquisition."""
     while not until():
         begin = time.perf_counter()
         lease = await locks.lock("free", ttl=30).acquire()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from apscheduler.schedulers.blocking import BlockingScheduler
 
-from fencing_sdk.recipes import Ran
-from fencing_sdk.sync import connect, current_token
+from fencing_sdk.sync import Ran, connect, current_token
 
 store = f"sqlite:///{Path(tempfile.mkdtemp())}/locks.db"
 ran, skipped = [], []

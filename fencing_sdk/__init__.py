@@ -5,7 +5,7 @@ import typing
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
-from fencing_sdk._lease import Lease, current_lease, current_token
+from fencing_sdk._lease import AnyLease, Lease, current_lease, current_token
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import Status
@@ -39,6 +39,7 @@ __version__ = "1.0.0rc1"
 __all__ = [
     "AcquireError",
     "AcquireTimeoutError",
+    "AnyLease",
     "BackendError",
     "BackendRefusedError",
     "BackendUnavailableError",

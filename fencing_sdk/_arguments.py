@@ -39,10 +39,10 @@ class LockOptions(TypedDict, total=False):
 
 
 class ElectionOptions(TypedDict, total=False):
-    """The parameters of `LockClient.election` besides the name: those of a lock without ``wait``, and ``drain``."""
+    """The parameters of `LockClient.election` besides the name: those of a lock without ``wait``, and one more."""
 
     ttl: Seconds
-    drain: Seconds
+    finish_within: Seconds
     safety_buffer: Seconds | None
     heartbeat_interval: Seconds | None
     max_hold: Seconds | None
@@ -105,7 +105,7 @@ def check_clock(clock: object) -> Clock:
 
 
 def check_flag(flag: object, parameter: str) -> bool:
-    """Return a switch, which is no number and no text."""
+    """Return a switch, not a number or a text."""
     if not isinstance(flag, bool):
         msg = f"{parameter} must be True or False, got {shown(flag)}"
         raise ConfigurationError(msg)

@@ -141,7 +141,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         A client with ``drain`` is drained first, for at most so many seconds.
 
-        Leases that are still held are lost with `LossReason.CLOSED` and given back. Every caller waits until
+        Leases that are still held are lost with `LossReason.CLOSED` and released. Every caller waits until
         the client is closed; one that is cancelled meanwhile is cancelled afterwards.
 
         Raises:
@@ -194,9 +194,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
                 body that hangs keeps its lock for ever. A plain handle and a thread's block, whose work nothing
                 stops, release the lock at that moment.
 
-            fences: Guards to raise as soon as the lock is held, so that an earlier holder is refused even before the
-                first write: a guard whose resource is named like the lock, without the namespace, or a pair of a guard
-                and a resource.
+            fences: Fences to raise as soon as the lock is held, so that an earlier holder is refused even before the
+                first write. Each is a guard, for its resource that is named like the lock, without the namespace, or
+                a pair of a guard and a resource.
 
             backoff: A tenacity wait strategy, for stores that cannot wake a waiter.
 
@@ -289,9 +289,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         Args:
             name: What is led, such as ``"scheduler"``. Nothing else should lock this name.
 
-            **options: As for `lock`, but without ``wait``: a candidate waits until it leads. ``drain`` is the number
-                of seconds for which the body may go on when the client drains. 0, the default, cancels it at once;
-                the lock is released when it has ended.
+            **options: As for `lock`, but without ``wait``: a candidate waits until it leads. ``finish_within`` is
+                the number of seconds for which the body may go on when the client drains. 0, the default, cancels it
+                at once. The lock is released when the body has ended.
 
         Raises:
             ConfigurationError: an option cannot work.
@@ -301,9 +301,9 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         if "wait" in options:
             msg = "election() takes no wait: a candidate waits until it leads; put a timeout around the loop instead"
             raise ConfigurationError(msg)
-        drain = seconds(options.pop("drain", 0.0), "drain")
+        finish_within = seconds(options.pop("finish_within", 0.0), "finish_within")
         lock = functools.partial(self.lock, name_for("election", name), **cast("LockOptions", options))
-        return Election(lock, self._opened, functools.partial(self.inspect, name), drain, self._elections)
+        return Election(lock, self._opened, functools.partial(self.inspect, name), finish_within, self._elections)
 
     def elected(
         self, name: str, **options: Unpack[ElectionOptions]
@@ -398,7 +398,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         A call asks for the lock once. It returns `Ran` with the function's value, or `Skipped` when the lock is held.
         After a run that succeeded, the lock stays taken until *at_least_for* seconds after its grant: in the store
-        alone, so that it outlives this process. A run that fails gives it back at once, so that another process may
+        alone, so that it outlives this process. A run that fails releases it at once, so that another process may
         take over. Every call ends with an event `JobEnded`.
 
         Not promised: exactly once. If the process is killed while the function runs, the lock is free after one ttl,

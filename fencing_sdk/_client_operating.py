@@ -190,7 +190,8 @@ class OperatingClient(ABC):
             other: A second client of the same store, to which the self-test hands the lock on. Without it, two owners
                 on one connection do, and notices of a loss are not tested.
 
-            guards: Guards that the self-test raises. Each keeps one fence, of the scratch resource.
+            guards: Guards that the self-test examines, with tokens of its own. It raises one fence in each, that of a
+                scratch resource, and none that protects data, as ``fences`` of a lock do.
 
         Returns:
             The findings, the worst first, the measurements, and advice that fits them.

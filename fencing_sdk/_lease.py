@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, cast
 
-from fencing_sdk._lease_state import LeaseState, tell_end
+from fencing_sdk._lease_state import LeaseState, raise_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
@@ -24,7 +24,11 @@ from fencing_sdk.errors import LossReason, NoLeaseError, StaleTokenError, shown
 
 
 class AnyLease(Uncopied):
-    """What any thread may ask a lease: the part that `Lease` and the lease of a thread share."""
+    """
+    What the `Lease` of a task and that of a thread share, and any thread may ask.
+
+    It is the type for functions that code of both kinds calls.
+    """
 
     __slots__ = ("__weakref__", "_state")
 
@@ -135,7 +139,7 @@ class Lease(AnyLease):
             return
         if state.released or state.generation != forks.here():
             return
-        lost = state.lost  # before the loop, in another thread, begins to give the lease back
+        lost = state.lost  # before the loop, in another thread, begins to release the lease
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
             state.loop.call_soon_threadsafe(_release_dropped, state)
         if lost is None:
@@ -153,7 +157,7 @@ class Lease(AnyLease):
     ) -> None:
         self._state.block = None
         await end_block(self, raised)
-        tell_end(self._state, raised)
+        raise_end(self._state, raised)
 
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease is over; return why it was lost, or None when it was released."""
@@ -173,7 +177,7 @@ class Lease(AnyLease):
 
     async def release(self) -> None:
         """
-        Give the lock back. Idempotent, shielded from cancellation and bounded; never touches another's grant.
+        Release the lock. Idempotent, shielded from cancellation and bounded; never touches another's grant.
 
         It raises no `LeaseLostError`, which could hide an error of yours: look at `lost_reason` afterwards to see
         whether the lock was lost before, also where only this release has found that.
@@ -217,7 +221,7 @@ class PermitLease(Lease):
 
 
 async def end_block(lease: Lease, raised: BaseException | None) -> None:
-    """Give a plain handle back at the end of a block, which *raised*. For this package alone."""
+    """Release a plain handle at the end of a block, which *raised*. For this package alone."""
     if isinstance(raised, StaleTokenError):
         state_of(lease).report_stale(raised)
     await lease._release()  # noqa: SLF001  (what the block raised decides what leaves)

@@ -347,7 +347,7 @@ class LeaseState:
         """
         End the lease and cancel its work. *detail*: what the operator wrote who took it away, or what took it over.
 
-        *by_release*: the release has found that it was over before, so that it counts as lost and not as given back.
+        *by_release*: the release has found that it was over before, so that it counts as lost and not as released.
         """
         if self.lost_reason is None and (by_release or not self.released):
             self.lost = reason
@@ -416,7 +416,7 @@ def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
     return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""
 
 
-def tell_end(state: LeaseState, raised: BaseException | None) -> None:
+def raise_end(state: LeaseState, raised: BaseException | None) -> None:
     """
     Say what was wrong about a block whose lease was released, and whose body *raised*.
 
@@ -425,12 +425,12 @@ def tell_end(state: LeaseState, raised: BaseException | None) -> None:
         UsageError: it has left a transaction open in which it wrote.
     """
     if state.lost is not None:
-        tell_loss(state, raised)
+        raise_loss(state, raised)
     elif raised is None:
         state.refuse_left_open()
 
 
-def tell_loss(state: LeaseState, raised: BaseException | None) -> None:
+def raise_loss(state: LeaseState, raised: BaseException | None) -> None:
     """
     Say that the lease of a block was lost: by an error, or by a note on the error that the body *raised*.
 

@@ -158,21 +158,21 @@ class Lock(Uncopied):
         candidates = [scope for scope in self._scopes if scope.task is task][-1:]
         candidates = candidates or [scope for scope in self._scopes if scope.task.done()][:1] or self._scopes
         if len(candidates) != 1:
-            self._give_back_behind_the_first_to_end()
+            self._release_behind_the_first_to_end()
             msg = f"lock {shown(self.name)} is left by a task that did not enter it"
             raise UsageError(msg)
         scope = candidates[0]
         self._scopes.remove(scope)
         return scope
 
-    def _give_back_behind_the_first_to_end(self) -> None:
+    def _release_behind_the_first_to_end(self) -> None:
         """Schedule the release of a lease: that of the first task that ended without exiting the block."""
-        given_back: list[LeaseScope] = []
+        released: list[LeaseScope] = []
 
         def on_end(scope: LeaseScope, _: asyncio.Task[object]) -> None:
-            if given_back or scope not in self._scopes:
+            if released or scope not in self._scopes:
                 return
-            given_back.append(scope)
+            released.append(scope)
             self._scopes.remove(scope)
             scope.abort()
             scope.state.keeper.abandon(scope.state)

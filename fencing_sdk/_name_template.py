@@ -118,7 +118,7 @@ def template_for_tasks(name: str, function: Callable[..., object], decorator: st
     Return the template that names the lock of each call of *function*, whose *decorator* is one for tasks.
 
     Raises:
-        ConfigurationError: it is no coroutine function, or as `NameTemplate`.
+        ConfigurationError: it is not a coroutine function, or as `NameTemplate`.
     """
     if not inspect.iscoroutinefunction(function):
         msg = f"{decorator}() decorates 'async def' functions, not {shown(function)}"
@@ -131,7 +131,7 @@ def template_for_threads(name: str, function: Callable[..., object], decorator: 
     Do the same for a *decorator* of threads. The body of a generator would run when the lock was released.
 
     Raises:
-        ConfigurationError: it is no plain function, or as `NameTemplate`.
+        ConfigurationError: it is not a plain function, or as `NameTemplate`.
     """
     given: object = function
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)

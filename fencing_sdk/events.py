@@ -126,7 +126,7 @@ class Lost(_ClientEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released(_ClientEvent):
     """
-    The end of a lease: given back, dropped, or left to its ttl by a client that was closed.
+    The end of a lease: released, dropped, or left to its ttl by a client that was closed.
 
     It follows every `Acquired` once, after `Lost` too.
     """

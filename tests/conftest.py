@@ -256,7 +256,7 @@ class Stage:
     def __init__(self) -> None:
         self.store = MemoryBackend(tokens="counter")
         self.network = Network(self.store)
-        self.client = LockClient(self.network, observers=[self._tell])
+        self.client = LockClient(self.network, observers=[self._note])
         self.names: list[str] = []
         self.events: list[Event] = []
         self._expected: list[tuple[str, asyncio.Future[Event]]] = []
@@ -280,13 +280,13 @@ class Stage:
         """Let the store take the lock away, and say so, while the caller is suspended."""
         self.soon(lambda: self.store.take_away(name))
 
-    def _tell(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
         self.events.append(event)
         for kind, future in self._expected:
             if kind == event.kind and not future.done():
                 future.set_result(event)
 
-    async def told(self, kind: str) -> Event:
+    async def heard(self, kind: str) -> Event:
         """Wait until the client tells of something of this *kind*."""
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._expected.append((kind, future))

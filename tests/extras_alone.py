@@ -58,7 +58,7 @@ async def fastapi() -> None:
     from fencing_sdk.guards.memory import MemoryGuard
     from fencing_sdk.integrations.fastapi import Fenced, answer_problems
 
-    app, told = FastAPI(), []
+    app, heard = FastAPI(), []
     answer_problems(app)
 
     @app.put("/seats/{seat}")
@@ -69,12 +69,12 @@ async def fastapi() -> None:
         return {"type": "http.request"}
 
     async def send(message: dict[str, object]) -> None:
-        told.append(message)
+        heard.append(message)
 
     headers = [(b"fencing-token", b"7")]
     scope = {"type": "http", "method": "PUT", "path": "/seats/42", "query_string": b"", "headers": headers}
     await app(scope, receive, send)
-    assert (told[0]["status"], told[1]["body"]) == (200, b"7"), told
+    assert (heard[0]["status"], heard[1]["body"]) == (200, b"7"), heard
     assert app.openapi()
 
 

@@ -40,7 +40,7 @@ POWERS = {
     "processes",
     "breakable",
     "survives_restart",
-    "tells_taken_over",
+    "shows_taken_over",
 } | {"keeps_alone"}
 EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
 
@@ -158,12 +158,12 @@ def test_the_page_for_operators_says_of_every_store_what_its_backend_can_do():
     rows = {row.split("|")[1].strip(): row.split("|")[2].strip() for row in table}
     assert rows.keys() == OPERATING.keys()
     assert set(OPERATING.values()) == set(LACKS)
-    for store, told in rows.items():
+    for store, heard in rows.items():
         backend = backend_class(OPERATING[store])
         revokes, lists = issubclass(backend, SupportsRevoking), issubclass(backend, SupportsListing)
-        assert revokes == lists == (told != "cannot list or revoke"), store
+        assert revokes == lists == (heard != "cannot list or revoke"), store
         if revokes:
-            assert told.startswith("at once" if issubclass(backend, SupportsLossNotice) else "at its next"), store
+            assert heard.startswith("at once" if issubclass(backend, SupportsLossNotice) else "at its next"), store
 
 
 def backend_class(name: str) -> type:

@@ -15,6 +15,7 @@ from fencing_sdk.events import Event
 PROMISED = {
     "AcquireError",
     "AcquireTimeoutError",
+    "AnyLease",
     "BackendError",
     "BackendRefusedError",
     "BackendUnavailableError",
@@ -163,8 +164,8 @@ def test_the_version_is_the_one_of_the_package():
 
 
 SHOWN = {
-    **{name: {"give_back", "renew", "take"} for name in OLD_LOCKS},
-    "Lease": {
+    **{name: {"release", "renew", "take"} for name in OLD_LOCKS},
+    "AnyLease": {
         "check",
         "headers",
         "held",
@@ -173,13 +174,10 @@ SHOWN = {
         "label",
         "name",
         "owner",
-        "release",
         "remaining",
-        "renew",
         "resource",
         "token",
         "ttl",
-        "wait_lost",
     },
     "Lock": {"acquire", "locked", "name", "try_acquire"},
     "HeldLocks": {"check", "get", "items", "keys", "tokens", "values"},
@@ -216,12 +214,12 @@ SHOWN = {
     "Token": public(int),
     "Waiting": {"id", "label", "mode", "waiting_for"},
 }
+SHOWN["Lease"] = SHOWN["AnyLease"] | {"release", "renew", "wait_lost"}
 SHOWN["PermitLease"] = SHOWN["Lease"] | {"permit"}
 """What each class of the front door shows; events and errors show their fields, and what their bases show."""
 
 
 SHOWN_TO_THREADS = {
-    "AnyLease": SHOWN["Lease"] - {"release", "renew", "wait_lost"},
     "Election": SHOWN["Election"],
     "ElectionTerm": SHOWN["ElectionTerm"] | {"over"},
     "HeldLocks": SHOWN["HeldLocks"],
@@ -236,9 +234,13 @@ SHOWN_TO_THREADS = {
 
 
 def test_the_door_for_threads_has_the_same_words():
-    classes = {name for name in sync.__all__ if inspect.isclass(getattr(sync, name))}
-    assert {name: public(getattr(sync, name)) for name in classes} == SHOWN_TO_THREADS
-    assert set(sync.__all__) - classes == {"beside", "connect", "current_lease", "current_token", "holding"}
+    """The doors of tasks are two; a thread has one, and one error more: no event cancels the wait of a task."""
+    assert set(sync.__all__) == PROMISED | RECIPES | {"AcquireCancelledError"}
+    assert sync.__all__ == sorted(sync.__all__)
+    of_tasks = THINGS | {"AcquireCancelledError": errors.AcquireCancelledError}
+    own = {name: thing for name in sync.__all__ if (thing := getattr(sync, name)) is not of_tasks[name]}
+    assert own.keys() == SHOWN_TO_THREADS.keys() | {"beside", "connect", "current_lease"}
+    assert {name: public(own[name]) for name in SHOWN_TO_THREADS} == SHOWN_TO_THREADS
     assert inspect.signature(sync.connect).parameters == inspect.signature(fencing_sdk.connect).parameters
 
 

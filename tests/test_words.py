@@ -25,9 +25,12 @@ PHRASES = {
     "is told": (re.compile(r"(?i)\b(is|are|was|were|be|been)\s+(told|asked|given)\b"), 10, None),
     "Whether": (re.compile(r'"""\s*Whether\b'), 0, None),
     "any more": (re.compile(r"(?i)\bany\s+more\b"), 0, None),
+    "is no": (re.compile(r"(?i)(?<!\bthere )\b(is|are|was|were)\s+no\s+(?!longer|more)[a-z]"), 0, None),
+    "give back": (re.compile(r"(?i)\bg(ives?|iven|iving|ave)\s+(\S*[\w*]\s+){0,3}back\b"), 2, None),
     "says so": (re.compile(r"(?i)\b(says?|said|saying)\s+so\b"), 0, None),
 }
-"""Code returns and raises, a store answers and notifies, a caller asks: name the actor, and use its verb."""
+"""Code returns and raises, a store answers and notifies, a caller asks: name the actor, and use its verb.
+What it is not, it *is not*; and a lock is released. Only money is given back, by two examples."""
 TEXTS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 """Tokens that hold sentences. From Python 3.12 on, f-strings have tokens of their own."""
 NAMES = re.compile(r"`[^`\n]*(?:\n[^`\n]*)?`")

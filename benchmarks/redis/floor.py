@@ -25,11 +25,11 @@ async def backend_alone(server: OwnServer, waiters: int) -> list[float]:
         nonlocal left_at
         claim, handed = Claim(_NAME, TTL), asyncio.Event()
 
-        def tell(grant: Grant | None = None, age: float = 0.0) -> None:
+        def notify(grant: Grant | None = None, age: float = 0.0) -> None:
             if grant is not None:
                 handed.set()
 
-        place = backend.stand(claim, tell, hand_over=True)
+        place = backend.stand(claim, notify, hand_over=True)
         while not place.joined:  # noqa: ASYNC110  (a waiter gets no message that it has joined)
             await asyncio.sleep(0.01)
         await in_line.wait()

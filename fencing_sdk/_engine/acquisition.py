@@ -310,9 +310,9 @@ class Acquisition:
             return
         asks = bool(self._terms.fences) or self._terms.mode is not LOCK  # fences and shares are granted by a try
         self._news = self._store_calls.new_wakeup()
-        self._place = self._backend.stand(self._claim, self._told, hand_over=not asks)
+        self._place = self._backend.stand(self._claim, self._notified, hand_over=not asks)
 
-    def _told(self, grant: Grant | None = None, age: float = 0.0) -> None:
+    def _notified(self, grant: Grant | None = None, age: float = 0.0) -> None:
         """See `fencing_sdk.abc.WaiterNotice`."""
         if grant is not None:
             self._handed = grant, self._clock.now() - age
@@ -393,7 +393,7 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _advised(held: Busy) -> float:
+def _advised(busy: Busy) -> float:
     """Seconds until another try makes sense, by the store's advice; never so few that waiting becomes spinning."""
-    advice = held.retry_after
+    advice = busy.retry_after
     return _LONGEST_PAUSE if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_PAUSE)

@@ -46,7 +46,7 @@ class _Caller(NamedTuple):
     thread: WaitingThread | None
 
     def is_inside(self, lease: LeaseState) -> bool:
-        """Return whether *lease* is its own: it can give that back after the wait only."""
+        """Return whether *lease* is its own: it can release that after the wait only."""
         task = lease.task or lease.block
         in_task = task is not None and task is self.task
         return in_task or (self.thread is not None and lease in self.thread.inside)
@@ -75,7 +75,7 @@ class Draining:
         self.refused: set[asyncio.Task[object] | None] = set()
         """Tasks that get a `DrainingError` as soon as no body runs."""
         self.around: tuple[LeaseState, ...] = ()
-        """Leases around the work that the drain ends: their blocks are no bodies."""
+        """Leases around the work that the drain ends: their blocks are not bodies."""
         self.together: list[Draining] = [self]
         """The drains that begin by one signal. A body of one client is a body to the others."""
 
@@ -84,7 +84,7 @@ class Draining:
         Raise if this acquisition may not begin, or go on.
 
         Raises:
-            DrainingError: the client drains, and the caller is no body.
+            DrainingError: the client drains, and the caller is not a body.
         """
         if self.begun and not self._is_body(work_of(terms)):
             raise DrainingError(terms.name, 0.0)

@@ -287,10 +287,10 @@ class Engine:
             except asyncio.CancelledError as error:
                 cancelled = error
             except BaseException:
-                self._releases.tell_when_done(lease, self._releases.send(lease, flight))
+                self._releases.report_when_done(lease, self._releases.send(lease, flight))
                 raise
         if flight is not None and flight.outcome is PostOutcome.RELEASED:
-            self._releases.tell_end(lease, confirmed=True)
+            self._releases.report_end(lease, confirmed=True)
         else:
             await self._releases.finish(lease, flight)
         if cancelled is not None:
@@ -315,7 +315,7 @@ class Engine:
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """A lease was lost."""
-        self._heartbeat.tell_lost(lease, reason)
+        self._heartbeat.report_lost(lease, reason)
         if lease.held_to_the_end:  # nothing stops its work, which may hang
             self.abandon(lease)
 
@@ -324,11 +324,11 @@ class Engine:
         self._report.stale(lease, error)
 
     def abandon(self, lease: LeaseState) -> None:
-        """Give back a lease whose holder can no longer release it: its handle or its task is gone."""
+        """Release a lease whose holder can no longer release it: its handle or its task is gone."""
         lease.forget_scope()
         parking = self._parking(lease, lease.keep_for) if lease.kept else None
-        lease.mark_released()  # a renewal on its way, which finds the lock free, is no loss
-        self._releases.give_back_behind(lease, parking)
+        lease.mark_released()  # a renewal on its way, which finds the lock free, is not a loss
+        self._releases.release_behind(lease, parking)
 
     def _on_loss(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
         lease = self._heartbeat.find(claim)
@@ -367,7 +367,7 @@ class Engine:
 
     async def aclose(self, *, drain: float | None = None) -> None:
         """
-        End every lease, give back what can be released, and close the backend. Bounded.
+        End every lease, release what can be released, and close the backend. Bounded.
 
         Before that, *drain* lets bodies go on for at most so many seconds. A caller that is cancelled meanwhile
         begins to close at once.
@@ -406,14 +406,14 @@ class Engine:
         async with contextlib.AsyncExitStack() as steps:
             steps.callback(self._backend_loop.leave, self._backend_owner)
             steps.push_async_callback(self._close_backend)
-            steps.callback(self._releases.tell_ends)
+            steps.callback(self._releases.report_ends)
             steps.push_async_callback(self._store_calls.aclose, _CALL_LIMIT)
             steps.push_async_callback(self._end_heartbeat)
             self._heartbeat.lose_all(LossReason.CLOSED)
             self._stop_notices()
             self.draining.stop()
             held_by_bodies = await self._closing.await_bodies(_CALL_LIMIT)
-            self._releases.give_back_all(but=held_by_bodies)
+            self._releases.release_all(but=held_by_bodies)
 
     async def _end_heartbeat(self) -> None:
         if self._beating is not None and not self._beating.done():

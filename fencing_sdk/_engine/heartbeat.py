@@ -136,7 +136,7 @@ class Heartbeat:
         """The lease of *claim*, unless it was released."""
         return self.leases.get(claim.owner)
 
-    def tell_lost(self, lease: LeaseState, reason: LossReason) -> None:
+    def report_lost(self, lease: LeaseState, reason: LossReason) -> None:
         """*lease* was lost: stop renewing it, and report the loss to the log and the observers."""
         self._leave_group(lease)
         self._log.lost(lease, reason)
@@ -259,8 +259,8 @@ class Heartbeat:
         try:
             outcomes = await self._store_calls.ask("renew", lambda: self._backend.renew(claims), limit)
             _check_count(outcomes, claims, self._backend)
-        except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it is no proof of a loss)
-            error = _told(failure)
+        except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it proves no loss)
+            error = _text_of(failure)
             outcomes = [Renewal.UNKNOWN] * len(claims)
         self._log.renewed(outcomes, error)
         async with self._one_answer_at_a_time:
@@ -333,7 +333,7 @@ class Heartbeat:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
 
 
-def _told(failure: Exception) -> str:
+def _text_of(failure: Exception) -> str:
     """Name *failure* in an event. The text of a driver's own error may hold a URL with its password."""
     return f"{type(failure).__name__}: {failure}" if isinstance(failure, FencingError) else type(failure).__name__
 
@@ -370,7 +370,7 @@ class HeartbeatLog:
         late = [
             (lease, lease.next_beat)
             for lease in due
-            if now - lease.next_beat > _LATE_FLOOR  # the limit is no less, and to compute it costs more
+            if now - lease.next_beat > _LATE_FLOOR  # the limit is not less, and to compute it costs more
             and now - lease.next_beat > _lateness_limit(lease)
             and lease.held_at(now)
         ]

@@ -36,7 +36,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._lease import AnyLease, Lease, pop, push, state_of
-from fencing_sdk._lease_state import tell_end
+from fencing_sdk._lease_state import raise_end
 from fencing_sdk._values.tasks import SteadyScope, new_scope, scope_class
 from fencing_sdk.errors import LossReason, UsageError, shown
 
@@ -118,7 +118,7 @@ class LeaseScope:
             if end.outer:
                 raise asyncio.CancelledError
             raise self.state.loss(self.state.lost or LossReason.EXPIRED) from None
-        tell_end(self.state, raised)
+        raise_end(self.state, raised)
         if raised is not original and raised is not None:
             raise raised
 

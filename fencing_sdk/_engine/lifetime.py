@@ -146,9 +146,9 @@ class Closing:
 
     async def await_bodies(self, limit: float) -> frozenset[str]:
         """
-        Let the bodies that were cancelled end and give their locks back; return the owners whose body did not.
+        Let the bodies that were cancelled end and release their locks; return the owners whose body did not.
 
-        Their locks are left to the ttl: given back, another client could hold one while the body goes on.
+        Their locks are left to the ttl: released, another client could hold one while the body goes on.
         """
         with move_on_after(limit):
             while self._inside():

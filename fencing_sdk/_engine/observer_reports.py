@@ -49,7 +49,7 @@ class AcquisitionReport:
     def began(self, claim: Claim) -> None:
         """Report that an acquisition with the owner id of *claim* begins."""
         self._claim, self.began_at = claim, self._clock.now()
-        _tell_beginning(self._observers, self._name, claim, self.began_at)
+        _report_beginning(self._observers, self._name, claim, self.began_at)
 
     def goes_on(self, claim: Claim, began_at: float) -> None:
         """Resume reporting the acquisition with the owner id of *claim*, whose start was already reported."""
@@ -80,7 +80,7 @@ class AcquisitionReport:
             )
 
 
-def _tell_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
+def _report_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
     observers.measure("acquiring", name)
     if observers.others:
         from fencing_sdk.events import Acquiring
@@ -104,7 +104,7 @@ class LeaseReport:
 
     def acquiring(self, name: str, claim: Claim, at: float) -> None:
         """Report that the acquisition with the owner id of *claim* begins: its first request is about to be sent."""
-        _tell_beginning(self._observers, name, claim, at)
+        _report_beginning(self._observers, name, claim, at)
 
     def acquired(self, lease: LeaseState, waited: float) -> None:
         """Report that *lease* is held, *waited* seconds after its acquisition began."""

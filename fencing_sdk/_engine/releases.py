@@ -1,5 +1,5 @@
 """
-Gives leases back, each of them once, and reports the one end that each of them has.
+Releases each lease once, and reports the one end that each of them has.
 
 A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
 holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
@@ -46,7 +46,7 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError
 class Companion(Protocol):
     """A lock of another library that is held beside a lease, and released before it."""
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Release it, and wait for that for a bounded time. What is left happens in the background."""
 
 
@@ -70,7 +70,7 @@ class Releases:
         self._report = report
 
     def take(self, lease: LeaseState) -> bool:
-        """Begin to give *lease* back; False if that began before, or if the client was closed meanwhile."""
+        """Begin to release *lease*; False if that began before, or if the client was closed meanwhile."""
         if self._heartbeat.forget(lease.claim.owner) is None:
             return False
         self.returning[lease.claim.owner] = lease
@@ -89,13 +89,13 @@ class Releases:
 
     def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[Returned]:
         """
-        Give *lease*, which was taken, back in the background.
+        Release *lease*, which was taken, in the background.
 
         A release that was posted is waited for first, and so is that of a companion.
         """
         limit, companion = _limit(lease), lease.companion
         if companion is None:
-            returned = self.store_calls.give_back(lease.claim, limit, flight)
+            returned = self.store_calls.release(lease.claim, limit, flight)
         else:
             returned = self.store_calls.start(self._send_after(companion, lease.claim, limit))
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
@@ -103,14 +103,14 @@ class Releases:
         return returned
 
     async def _send_after(self, companion: Companion, claim: Claim, limit: float) -> Returned:
-        await companion.give_back()
-        return await self.store_calls.give_back(claim, limit)
+        await companion.release()
+        return await self.store_calls.release(claim, limit)
 
     async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
-        """Give *lease* back and wait until that is done, shielded from every cancellation, for a bounded time."""
+        """Release *lease* and wait until that is done, shielded from every cancellation, for a bounded time."""
         returned = self._behind.get(lease.claim.owner) or self.send(lease, flight)
         if _silent(lease):  # the store is not waited for
-            self.tell_when_done(lease, returned)
+            self.report_when_done(lease, returned)
             return
         limit = _limit(lease) * (1 if lease.companion is None else 2)  # each of the two releases is waited for
         end = (self._clock.now() if flight is None else flight.sent_at) + limit
@@ -120,20 +120,20 @@ class Releases:
                 lambda: returned.done() or self._clock.now() >= end,
             )
         except BaseException:  # the caller's coroutine was closed: no task runs it
-            self.tell_when_done(lease, returned)
+            self.report_when_done(lease, returned)
             raise
         self._end(lease, returned)
         if cancelled is not None:
             raise cancelled
 
     async def finish_behind(self, lease: LeaseState) -> None:
-        """Wait, as `finish` does, if *lease* is being given back in the background: ``max_hold`` has ended it."""
+        """Wait, as `finish` does, if *lease* is being released in the background: ``max_hold`` has ended it."""
         if lease.generation == forks.here() and lease.claim.owner in self._behind:
             await self.finish(lease, None)
 
     async def park(self, lease: LeaseState, parking: Parking, within: float) -> None:
         """
-        Let the store keep *lease*, which was taken, for a while instead of giving it back.
+        Let the store keep *lease*, which was taken, for a while instead of releasing it.
 
         After *within* seconds the tries go on in the background.
 
@@ -161,7 +161,7 @@ class Releases:
 
     async def _park(self, lease: LeaseState, parking: Parking) -> None:
         if lease.companion is not None:
-            await lease.companion.give_back()
+            await lease.companion.release()
         if not await parking.run():
             await self.finish(lease, None)
             if lease.lost is not None:
@@ -170,32 +170,32 @@ class Releases:
             if parking.refusal is not None:
                 lease.lose(*parking.refusal, by_release=True)
             confirmed = parking.confirmed and parking.loss is None
-            self.tell_end(lease, confirmed=confirmed, kept_for=parking.kept_for)
+            self.report_end(lease, confirmed=confirmed, kept_for=parking.kept_for)
 
-    def give_back_behind(self, lease: LeaseState, parking: Parking | None = None) -> None:
-        """Give *lease* back in the background, or let the store keep it for a while."""
+    def release_behind(self, lease: LeaseState, parking: Parking | None = None) -> None:
+        """Release *lease* in the background, or let the store keep it for a while."""
         if not self.take(lease):
             return
         if parking is None:
             owner = lease.claim.owner
             returned = self._behind[owner] = self.send(lease)
             returned.add_done_callback(lambda _: self._behind.pop(owner), context=Context())
-            self.tell_when_done(lease, returned)
+            self.report_when_done(lease, returned)
         else:
             self.store_calls.start(self._park(lease, parking))
 
-    def give_back_all(self, *, but: Collection[str]) -> None:
-        """Give every lease back in the background. Those of the owners in *but* end by their ttl."""
+    def release_all(self, *, but: Collection[str]) -> None:
+        """Release every lease in the background. Those of the owners in *but* end by their ttl."""
         for owner, lease in tuple(self.unreleased.items()):
             if owner not in but:
-                self.give_back_behind(lease)
+                self.release_behind(lease)
         self._leave_rest()
 
-    def tell_ends(self) -> None:
+    def report_ends(self) -> None:
         """Report the end of the leases whose release the store has not confirmed, and log how many they are."""
         self._leave_rest()
         for lease in tuple(self.returning.values()):
-            self.tell_end(lease, confirmed=False)
+            self.report_end(lease, confirmed=False)
         if self._unconfirmed:
             more = f" and {len(self._unconfirmed) - 1} others" if self._unconfirmed[1:] else ""
             first = shown(self._unconfirmed[0])
@@ -206,7 +206,7 @@ class Releases:
         self.returning.update(self.unreleased)
         self.unreleased.clear()
 
-    def tell_when_done(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
+    def report_when_done(self, lease: LeaseState, returned: asyncio.Task[Returned]) -> None:
         """Report the end of *lease* once it is *returned*."""
         if returned.done():
             self._end(lease, returned)
@@ -217,12 +217,12 @@ class Releases:
         """Report the end of *lease* by what has become of its release until now."""
         outcome = returned.done() and not returned.cancelled() and returned.result()
         if isinstance(outcome, bool) or lease.lost is not None or lease.claim.owner not in self.returning:
-            self.tell_end(lease, confirmed=outcome is not False)
+            self.report_end(lease, confirmed=outcome is not False)
         else:
             lease.lose(*loss_in(outcome), by_release=True)
-            self.tell_end(lease, confirmed=False)
+            self.report_end(lease, confirmed=False)
 
-    def tell_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
+    def report_end(self, lease: LeaseState, *, confirmed: bool, kept_for: float = 0.0) -> None:
         """Report the one end of *lease*, unless it was reported before."""
         if self.returning.pop(lease.claim.owner, None) is not None:
             if not confirmed and self.store_calls.closing and lease.lost_reason in _ENDED_HERE:
@@ -304,15 +304,15 @@ class Parking:
                 await asyncio.sleep(_FIRST_PAUSE)
             pause = min(2 * pause, _LAST_PAUSE)
         if self._heir_may_hold:
-            returned = self._store_calls.start(self._give_back_both())
+            returned = self._store_calls.start(self._release_both())
             await self._store_calls.wait_for(returned, RELEASE_LIMIT)
             self.confirmed = returned.done() and not returned.cancelled() and returned.result()
         return self._heir_may_hold
 
-    async def _give_back_both(self) -> bool:
+    async def _release_both(self) -> bool:
         """Release the former owner first: once that is answered, no transfer can arrive that succeeds."""
         limit = self._lease.timing.call_limit
-        answers = [await self._store_calls.give_back(claim, limit) for claim in (self._lease.claim, self._heir)]
+        answers = [await self._store_calls.release(claim, limit) for claim in (self._lease.claim, self._heir)]
         return False not in answers
 
     @property
@@ -329,7 +329,7 @@ class Parking:
         limit = min(timing.heartbeat_interval, max(self._deadline - self._clock.now(), MIN_TTL))
         try:
             return await self._store_calls.ask("renew", lambda: self._keep(ttl), limit)
-        except Exception as error:  # noqa: BLE001  (as for the heartbeat: whatever a driver raises is no proof of a loss)
+        except Exception as error:  # noqa: BLE001  (as for the heartbeat: whatever a driver raises proves no loss)
             if isinstance(error, BackendError):
                 self._problem = error
             else:

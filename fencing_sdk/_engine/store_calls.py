@@ -173,11 +173,11 @@ class StoreCalls:
                 if left > limit and not turn.done() and not self.answered_since(since):
                     break
         except BaseException:
-            self._tries.give_back(turn)
+            self._tries.release(turn)
             raise
         if turn.done():
             return True
-        self._tries.give_back(turn)
+        self._tries.release(turn)
         if left <= limit:
             return False
         detail = f"earlier calls of this client had no answer within {limit:.3g} s"
@@ -191,14 +191,14 @@ class StoreCalls:
         """`send` for a try that has its turn, which ends with the call."""
         task = self.send("acquire", call, limit)
         if task.done():
-            self._tries.give_back()
+            self._tries.release()
         else:
             task.add_done_callback(self.end_try, context=Context())
         return task
 
     def end_try(self, _: object = None) -> None:
         """The turn of a try ends."""
-        self._tries.give_back()
+        self._tries.release()
 
     async def wait_for(self, task: asyncio.Future[Any], seconds: float) -> None:
         """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
@@ -247,7 +247,7 @@ class StoreCalls:
         """`send` and `answer` in one."""
         return await self.answer(operation, self.send(operation, call, limit), limit)
 
-    def give_back(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[Returned]:
+    def release(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[Returned]:
         """
         Release *claim* in the background, for as long as its ttl; the task returns what became of it.
 
@@ -353,7 +353,7 @@ class StoreCalls:
                 await asyncio.wait(calls, timeout=left)
             else:
                 await asyncio.sleep(min(left, _GRACE / 50))  # waiters that were woken are about to leave their lines
-            await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to give back now
+            await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to release now
         for flight in self._flights():
             flight.over()
         leftover = tuple(self._tasks)

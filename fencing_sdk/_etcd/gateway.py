@@ -225,15 +225,15 @@ class Gateway:
         answers = await asyncio.gather(
             *(self._ask(member, path, payload) for member in members), return_exceptions=True
         )
-        told: dict[str, Json | BackendError] = {}
+        outcomes: dict[str, Json | BackendError] = {}
         for member, answer in zip(members, answers, strict=True):
             if isinstance(answer, RequestFailedError):
-                told[member.origin] = error_of_failures(self.component, operation, [answer])
+                outcomes[member.origin] = error_of_failures(self.component, operation, [answer])
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                told[member.origin] = answer
-        return told
+                outcomes[member.origin] = answer
+        return outcomes
 
     async def metrics(self) -> str:
         """The metrics of one member, as text; empty where they cannot be read."""

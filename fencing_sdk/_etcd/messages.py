@@ -82,7 +82,7 @@ def error_of_failures(component: str, operation: str, failures: Sequence[Request
     if last.code == NOT_FOUND and not unknown:
         return LeaseNotFoundError(component, operation, last.detail)
     decisive = last if last.code else next((failure for failure in failures if failure.outcome is not _REJECTED), last)
-    text = decisive.told_of(operation)
+    text = decisive.sentence(operation)
     detail = text if len(failures) == 1 else f"{text} (the last of {len(failures)} members asked)"
     refused = decisive.outcome is _REJECTED and not unknown
     error = (BackendRefusedError if refused else BackendUnavailableError)(component, operation, detail)

@@ -60,7 +60,7 @@ class RequestFailedError(Exception):
         """True if the store says that another try, at any node, will help."""
         self._at_first = at_first
 
-    def told_of(self, operation: str) -> str:
+    def sentence(self, operation: str) -> str:
         """The detail; to who opens the store with what a wrong URL leads to, because later it was right."""
         return self.detail + (self._at_first if operation == "open" else "")
 

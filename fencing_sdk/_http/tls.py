@@ -155,7 +155,7 @@ def complaint_about(*files: object, names: tuple[str, str, str], password: objec
 def _check_readable(name: str, path: str | None) -> None:
     try:
         if path is not None:
-            with open(path, "rb"):  # noqa: PTH123  (a driver takes what is no Path)
+            with open(path, "rb"):  # noqa: PTH123  (a driver takes what is not a Path)
                 pass
     except (OSError, ValueError) as error:  # a path with a null byte
         msg = f"{name} must be the path of a PEM file; {_shown(path)} cannot be read ({type(error).__name__})"
@@ -201,5 +201,5 @@ CERTIFICATE_ALERTS = {
 
 def wants_certificate(error: BaseException | None) -> bool:
     """Return whether the server has ended the handshake because it wants another certificate of the client."""
-    told = getattr(error, "reason", None) or ""  # only OpenSSL sets it
-    return isinstance(error, ssl.SSLError) and told.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS
+    reason = getattr(error, "reason", None) or ""  # only OpenSSL sets it
+    return isinstance(error, ssl.SSLError) and reason.rpartition("ALERT_")[2] in CERTIFICATE_ALERTS

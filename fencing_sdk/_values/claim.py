@@ -78,7 +78,7 @@ def check_name(name: object, *, parameter: str = "name") -> str:
 
     Raises:
         InvalidNameError: *name* is not such a string.
-        ConfigurationError: it is no string at all, which is no fault of who sent it.
+        ConfigurationError: it is not a string at all, which is not the sender's fault.
     """
     if not isinstance(name, str):
         msg = f"{parameter} must be a str, not {type(name).__name__}"
@@ -288,9 +288,9 @@ class Busy:
     """Seconds after which another try may succeed even if the store does not wake the waiter. None: not known."""
 
 
-def mistake_in_refusal(held: Busy) -> str | None:
+def mistake_in_refusal(busy: Busy) -> str | None:
     """Return what a backend has filled in wrongly in its refusal, or None."""
-    if held.retry_after is None or _is_number(held.retry_after):
+    if busy.retry_after is None or _is_number(busy.retry_after):
         return None
     return "retry_after must be a number of seconds, or None"
 

@@ -141,7 +141,7 @@ class Uncopied:
     """
     The base of what is neither copied nor pickled.
 
-    A twin of a client would close the first one when it is dropped, that of a lease would give its lock back, and a
+    A twin of a client would close the first one when it is dropped, that of a lease would release its lock, and a
     pickled client, backend or guard would carry the password of its store.
     """
 

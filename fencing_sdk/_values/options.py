@@ -21,7 +21,7 @@ _THIRTY_YEARS = 1e9
 
 
 def option_names(backend: Callable[..., object], *, besides: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the options of a *backend*: the keyword arguments of its class, *besides* those that are no options."""
+    """Return the options of a *backend*: the keyword arguments of its class, *besides* those that are not options."""
     parameters = inspect.signature(backend).parameters.values()
     return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in besides)
 

@@ -185,10 +185,10 @@ class HolderFacts(NamedTuple):
 NOTHING_KNOWN = HolderFacts(None, "", None, "")
 
 
-def read_facts(held: Holder | Waiting) -> HolderFacts:
+def read_facts(one: Holder | Waiting) -> HolderFacts:
     """Return what the label of a holder, or of a waiter, says."""
-    text, kept_until, state = held.label or "", None, ""
-    remaining, held_for = (held.remaining, held.held_for) if isinstance(held, Holder) else (0.0, None)
+    text, kept_until, state = one.label or "", None, ""
+    remaining, held_for = (one.remaining, one.held_for) if isinstance(one, Holder) else (0.0, None)
     if note := _NOTE.fullmatch(text):
         ended, until, ttl, text = note[1] is None, note[2], float(note[3]), note[4] or ""
         state = f"when its run has ended, kept until {until}"

@@ -142,7 +142,7 @@ class Turns:
         return self._free == self._most
 
     def ask(self, *, hurry: bool = False) -> Turn:
-        """Ask for a turn; with *hurry*, before all that are in no hurry. It ends by `give_back`."""
+        """Ask for a turn; with *hurry*, before all that are in no hurry. It ends by `release`."""
         turn: Turn = asyncio.get_running_loop().create_future()
         if self.take_at_once():
             turn.set_result(None)
@@ -150,7 +150,7 @@ class Turns:
             (self._hurried if hurry else self._others).append(turn)
         return turn
 
-    def give_back(self, turn: Turn | None = None) -> None:
+    def release(self, turn: Turn | None = None) -> None:
         """End a turn, so that the next one begins; *turn* may be one that has not come yet."""
         if turn is not None and (turn.cancelled() or turn.cancel()):
             return
@@ -179,7 +179,7 @@ class Turns:
             await turn
             yield
         finally:
-            self.give_back(turn)
+            self.release(turn)
 
 
 T = TypeVar("T")

@@ -275,4 +275,4 @@ def _too_short(timing: Timing, misfit: str, asked: float) -> str:
 
 
 _built = lru_cache(maxsize=128, typed=True)(_build)
-"""A program has few timings and many locks. Typed, because ``True`` equals 1 and is no number of seconds."""
+"""A program has few timings and many locks. Typed, because ``True`` equals 1 and is not a number of seconds."""

@@ -3,7 +3,7 @@ A fencing token: what it remembers of its lease, and how it travels.
 
 It travels in an HTTP header, in message metadata, and in an environment variable. The header is an RFC 9651 item,
 ``Fencing-Token: 34;holder="9f8a01c2"``. Plain digits and the name ``X-Fencing-Token``, which other systems send, are
-understood too. Whatever else arrives is an error: a number that is read differently on two sides is no fence.
+understood too. Whatever else arrives is an error: a number that is read differently on two sides is not a fence.
 Three forms share one grammar of number and holder: what we write, the same item as others may write it
 (`parse_token`), and the parts that a guard has stored (`token_of_parts`).
 
@@ -115,7 +115,7 @@ ACCEPTED_HEADERS = (HEADER, OLD_HEADER)
 METADATA_KEY = HEADER.lower()
 """The same name where upper case is refused: gRPC metadata, message headers, ASGI."""
 
-ENV_TOKEN = "FENCING_TOKEN"  # noqa: S105  (the name of a variable; a fencing token is no secret)
+ENV_TOKEN = "FENCING_TOKEN"  # noqa: S105  (the name of a variable; a fencing token is not a secret)
 ENV_HOLDER = "FENCING_HOLDER"
 ENV_LOCK = "FENCING_LOCK"
 ENV_PERMIT = "FENCING_PERMIT"
@@ -201,7 +201,7 @@ def parse_token(text: object) -> Token:
     Its parameters may follow a space, and those that are not ours are ignored.
 
     Raises:
-        ConfigurationError: *text* is no such item; its number is not plain ASCII digits below 2**53; or its holder
+        ConfigurationError: *text* is not such an item; its number is not plain ASCII digits below 2**53; or its holder
             came twice, or is not 1 to 64 digits of lower-case hex as a string.
     """
     return _unless_none(read_token(text) if isinstance(text, str) and len(text) <= TEXT_LIMIT else None, text)
@@ -212,7 +212,7 @@ def parse_one_token(values: Sequence[str], old: Sequence[str] = ()) -> Token | N
     Return the one token in the *values* of the header and of the *old* one, or None when there is none.
 
     Raises:
-        ConfigurationError: a header came twice or is no token, or the two disagree.
+        ConfigurationError: a header came twice or is not a token, or the two disagree.
     """
     if len(values) > 1 or len(old) > 1:
         msg = "the token came more than once"
@@ -243,7 +243,7 @@ def _written(number: int, holder: str | None) -> str:
 
 @lru_cache(maxsize=512)
 def read_token(text: str) -> Token | None:
-    """Read a *text* of at most `TEXT_LIMIT` characters; None when it is no token."""
+    """Read a *text* of at most `TEXT_LIMIT` characters; None when it is not a token."""
     number, _, _ = text.strip(" ").partition(";")
     rest, holder = text.strip(" ")[len(number) :], None
     while rest:

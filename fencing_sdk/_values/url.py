@@ -51,7 +51,7 @@ class StoreUrl:
     """The parts of a URL. There is no repr, because most of them may hold a password."""
 
     scheme: str
-    """Empty if the text is no URL."""
+    """Empty if the text is not a URL."""
     user: str | None
     """Decoded; None if there is no ``@``."""
     password: str | None

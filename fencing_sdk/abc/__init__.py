@@ -97,7 +97,7 @@ class Backend(Protocol):
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """
-        Give the lock back if ``claim.owner`` holds it; return None if it did, or if the store does not know.
+        Release the lock if ``claim.owner`` holds it; return None if it did, or if the store does not know.
 
         Idempotent. Otherwise return what a renewal would: a holder whose first release finds no grant has lost it.
         """
@@ -201,7 +201,7 @@ class PlaceInLine(Protocol):
     """
     True if the store may grant the lock to this waiter without another try.
 
-    If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and gives back a grant
+    If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and releases a grant
     that was on its way to it.
     """
 
@@ -242,9 +242,9 @@ class SupportsLine(Protocol):
     waiter (`PlaceInLine.polls`), the line is that of one client, whose head asks the store.
     """
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
         """
-        Join the line for ``claim.name``, in the background, and call *tell* when there is news.
+        Join the line for ``claim.name``, in the background, and call *notify* when there is news.
 
         A release that comes after this call is not missed: either the waiter is in the line by then, or it hears once
         it is. A place that was lost by a fault is taken again. No error of joining reaches the waiter: its next try
@@ -253,7 +253,7 @@ class SupportsLine(Protocol):
         Args:
             claim: Who waits, and for what.
 
-            tell: Called with each news, perhaps before this call returns.
+            notify: Called with each news, perhaps before this call returns.
 
             hand_over: The store may grant the lock to this waiter. Else it only wakes it: a try is needed where fences
                 are raised with the grant, and for a share. A store that never hands over ignores it.

@@ -128,30 +128,30 @@ class MemoryBackend(Uncopied):
         ended = self._revoke(name, token, reason)
         # In a later turn: from Python 3.12 on this may run inside a step of the holder's own task, and 3.12 keeps a
         # cancellation that is made there although the block has taken it back.
-        asyncio.get_running_loop().call_soon(self._tell, ended, reason, context=Context())
+        asyncio.get_running_loop().call_soon(self._notify, ended, reason, context=Context())
         return bool(ended)
 
     def take_away(self, name: str) -> None:
         """Take the lock away from all who hold it, for tests: they lose their leases with `LossReason.REVOKED`."""
-        self._tell(self._revoke(name, None, None), "")
+        self._notify(self._revoke(name, None, None), "")
 
     def _revoke(self, name: str, token: int | None, reason: str | None) -> list[Claim]:
         ended = self._table.revoke(name, self._clock.now(), token, reason)
         self._wake_next(name)
         return [Claim(name, 0.0, owner) for owner in ended]
 
-    def _tell(self, ended: Sequence[Claim], reason: str) -> None:
+    def _notify(self, ended: Sequence[Claim], reason: str) -> None:
         for claim in ended:
-            self._loss_notices.tell(claim, LossReason.REVOKED, reason)
+            self._loss_notices.notify(claim, LossReason.REVOKED, reason)
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._loss_notices.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> MemoryWaiter:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> MemoryWaiter:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         self._loop.check(self)
-        waiter = self._waiters.add(MemoryWaiter(claim, tell, self._leave, hands_over=hand_over))
+        waiter = self._waiters.add(MemoryWaiter(claim, notify, self._leave, hands_over=hand_over))
         self._table.join(claim, self._clock.now())
         self._wake_next(claim.name)  # it was released after the try of this waiter
         return waiter
@@ -171,9 +171,9 @@ class MemoryBackend(Uncopied):
             self._table.leave(waiter.claim)
             waiter = self._next_in_line(name, now)
         if waiter is not None and waiter.hands_over:
-            waiter.tell(self._table.hand_over(waiter.claim, now))
+            waiter.notify(self._table.hand_over(waiter.claim, now))
         elif waiter is not None:
-            waiter.tell()
+            waiter.notify()
 
     def _next_in_line(self, name: str, now: float) -> MemoryWaiter | None:
         owner = self._table.next_in_line(name, now)
@@ -184,10 +184,10 @@ class MemoryWaiter(Waiter, PlaceInLine):
     """A waiter, and its place in the line."""
 
     def __init__(
-        self, claim: Claim, tell: WaiterNotice, leave: Callable[[MemoryWaiter], None], *, hands_over: bool
+        self, claim: Claim, notify: WaiterNotice, leave: Callable[[MemoryWaiter], None], *, hands_over: bool
     ) -> None:
         super().__init__(claim)
-        self.tell = tell
+        self.notify = notify
         self.hands_over = hands_over
         self.loop = asyncio.get_running_loop()
         self._leave = leave

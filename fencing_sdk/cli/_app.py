@@ -185,7 +185,7 @@ def doctor(arguments: Sequence[str]) -> int:
     """Report what this machine and this store can promise, and what to change.
 
     Measures pauses and renewals, looks at the settings of the store, and takes,
-    hands on and gives back a scratch lock. Exit codes: 0 nothing worse than a note,
+    hands on and releases a scratch lock. Exit codes: 0 nothing worse than a note,
     1 an error was found, or the store cannot be used, 3 a warning, 2 wrong usage.
     """
     parser = Arguments(doctor, "doctor [OPTIONS]", {})

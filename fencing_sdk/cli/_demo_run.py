@@ -98,7 +98,7 @@ class DemoRun:
             command, stdin=subprocess.PIPE, env=environment, process_group=0
         )
 
-    def tell(self, actor: str) -> None:
+    def prompt(self, actor: str) -> None:
         """Send a worker to its next step. One that is frozen finds the message when it is resumed."""
         pipe = self._workers[actor].stdin
         assert pipe is not None  # started with one

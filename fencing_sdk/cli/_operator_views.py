@@ -75,32 +75,32 @@ _ROUGH = 10.0
 _UNITS = (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
 
 
-def mode_of(held: Holder | Waiting) -> str:
+def mode_of(one: Holder | Waiting) -> str:
     """How it holds or wants the name: ``lock``, ``reader``, ``permit 3``."""
-    permit = held.permit if isinstance(held, Holder) else None
-    return held.mode.word if permit is None else f"{held.mode.word} {permit}"
+    permit = one.permit if isinstance(one, Holder) else None
+    return one.mode.word if permit is None else f"{one.mode.word} {permit}"
 
 
-def as_fields(held: Holder | Waiting) -> dict[str, object]:
+def as_fields(one: Holder | Waiting) -> dict[str, object]:
     """The fields for JSON, with times in seconds."""
-    if isinstance(held, Waiting):
+    if isinstance(one, Waiting):
         return {
-            "holder": held.id,
-            "mode": held.mode.word,
-            "waiting_for": held.waiting_for,
-            "label": held.label,
+            "holder": one.id,
+            "mode": one.mode.word,
+            "waiting_for": one.waiting_for,
+            "label": one.label,
         }
     return {
-        "name": held.name,
-        "token": held.token,
-        "holder": held.id,
-        "mode": held.mode.word,
-        "permit": held.permit,
-        "remaining": held.remaining,
-        "held_for": held.held_for,
-        "waiters": held.waiters,
-        "label": held.label,
-        "kept_until": read_facts(held).kept_until,
+        "name": one.name,
+        "token": one.token,
+        "holder": one.id,
+        "mode": one.mode.word,
+        "permit": one.permit,
+        "remaining": one.remaining,
+        "held_for": one.held_for,
+        "waiters": one.waiters,
+        "label": one.label,
+        "kept_until": read_facts(one).kept_until,
     }
 
 

@@ -26,7 +26,7 @@ from fencing_sdk.errors import ConfigurationError, shown
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _DURATION = re.compile("".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS), re.ASCII)
-"""The units in falling order and each once, so that ``5m1h`` and ``5m5m`` are no durations."""
+"""The units in falling order and each once, so that ``5m1h`` and ``5m5m`` are not durations."""
 
 
 class HelpShown(Exception):  # noqa: N818  (no error)
@@ -157,7 +157,7 @@ def parse_duration(text: str, *, also: str = "") -> float:
     Return the seconds that *text* means. *also* ends the list of what is expected.
 
     Raises:
-        ArgumentTypeError: it is no duration.
+        ArgumentTypeError: it is not a duration.
     """
     text = text.strip()
     if text and (match := _DURATION.fullmatch(text)):

@@ -84,7 +84,7 @@ def harmless(text: str, *, but: str = "") -> str:
 
 
 def say(message: str) -> None:
-    """Print one line on standard error. A closed one is no reason for anything else to fail."""
+    """Print one line on standard error. A closed one is not a reason for anything else to fail."""
     if sys.stderr is None:
         return
     try:

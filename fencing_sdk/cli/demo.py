@@ -77,7 +77,7 @@ def _half(console: Console, recording: Path, go_on: Callable[[], None], *, guard
         room = recording.parent / f"{'guarded' if guarded else 'unguarded'}-{ttl:g}"
         room.mkdir()
         try:
-            evidence = _play(room, _EventPrinter(console).tell, go_on, ttl=ttl, guarded=guarded)
+            evidence = _play(room, _EventPrinter(console).show, go_on, ttl=ttl, guarded=guarded)
         except TooBusyError:
             console.print(f"This machine is too busy for leases of {ttl:g} s. Once more.", highlight=False)
         else:
@@ -88,30 +88,30 @@ def _half(console: Console, recording: Path, go_on: Callable[[], None], *, guard
 
 
 def _play(
-    room: Path, tell: Callable[[Line], None], go_on: Callable[[], None], *, ttl: float, guarded: bool
+    room: Path, show: Callable[[Line], None], go_on: Callable[[], None], *, ttl: float, guarded: bool
 ) -> Evidence:
     open_account(room / BANK)
-    with DemoRun(room, ttl=ttl, guarded=guarded, show=tell, go_on=go_on) as run:
+    with DemoRun(room, ttl=ttl, guarded=guarded, show=show, go_on=go_on) as run:
         run.record("run", title=_TITLES[guarded])
         run.start(A, amount=BY_A)
         run.start(B, amount=BY_B)
         run.wait_for(A, "ready")
         run.wait_for(B, "ready")
-        run.tell(A)  # to ask for the lock
+        run.prompt(A)  # to ask for the lock
         run.wait_for(A, "read")
-        run.tell(B)
+        run.prompt(B)
         run.wait_for(B, "acquiring")
         run.wait_for(A, "renewed", count=2)
         run.freeze(A)
-        run.tell(A)  # to write; it will hear that when it is resumed
+        run.prompt(A)  # to write; it will hear that when it is resumed
         run.wait_for(B, "renewed", count=2)
-        run.tell(B)  # to write
+        run.prompt(B)  # to write
         run.wait_for(B, "write_accepted")
         run.wait_for(B, "renewed", count=3)
         run.resume(A)
-        run.tell(A)  # to leave, in case its thread is faster than the cancellation
+        run.prompt(A)  # to leave, in case its thread is faster than the cancellation
         run.wait_for_end(A)
-        run.tell(B)  # to leave
+        run.prompt(B)  # to leave
         run.wait_for_end(B)
         evidence = Evidence(guarded, tuple(run.lines), run.balance())
         run.record("outcome", text=evidence.outcome)
@@ -133,7 +133,7 @@ class _EventPrinter:
         self._start: float | None = None
         self._losers: set[str] = set()
 
-    def tell(self, line: Line) -> None:
+    def show(self, line: Line) -> None:
         """Print one event, if there is something to say about it."""
         actor, sentence = str(line.get("lane", line["actor"])), _SENTENCES.get(line["kind"])
         if line["kind"] == "lost":

@@ -246,7 +246,7 @@ class Story:
         return (deadline, end) if reached and end > deadline else None
 
 
-def tell(lines: Iterable[Line]) -> list[Story]:
+def stories_of(lines: Iterable[Line]) -> list[Story]:
     """
     Make a story of every run in a recording in which something was done, of the kinds of lines that are drawn.
 

@@ -206,10 +206,10 @@ def _taken(error: AcquireError, lock: Lock, holder: Holder | None) -> str:
     facts = NOTHING_KNOWN if holder is None else read_facts(holder)
     about = f": {shown(facts.text)}" if facts.text and not facts.who else ""
     who, state = facts.who or "another holder", f"; {facts.state}" if facts.state else ""
-    held = f"lock {shown(error.name)} was held by {who}"
+    sentence = f"lock {shown(error.name)} was held by {who}"
     if isinstance(lock, Semaphore):
-        held = f"all {lock.permits} permits of {shown(error.name)} were held, one of them by {who}"
-    return f"{held}{patience}, nothing was run{state}{about}"
+        sentence = f"all {lock.permits} permits of {shown(error.name)} were held, one of them by {who}"
+    return f"{sentence}{patience}, nothing was run{state}{about}"
 
 
 class Supervision:
@@ -267,7 +267,7 @@ class Supervision:
         started_at = BootClock().now()
         self.began = self.ended = wall_seconds()
         self.result = Result.FAILURE
-        self._tell(f"lock {shown(lease.resource)} is held with token {lease.token:d}; {program} starts")
+        self._say(f"lock {shown(lease.resource)} is held with token {lease.token:d}; {program} starts")
         try:
             child = self._start(lease)
         except OSError as error:
@@ -284,9 +284,9 @@ class Supervision:
             self.code, self.ended = child.code, wall_seconds()
             self.result = Result.FAILURE if self.code else Result.SUCCESS
             took = BootClock().now() - started_at
-            self._tell(f"{program} has ended with exit code {self.code} after {took:.1f} s")
+            self._say(f"{program} has ended with exit code {self.code} after {took:.1f} s")
 
-    def _tell(self, line: str) -> None:
+    def _say(self, line: str) -> None:
         if self._job.verbose:
             say(line)
 

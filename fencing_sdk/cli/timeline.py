@@ -29,7 +29,7 @@ from fencing_sdk.cli._svg import (
     width_of,
     write,
 )
-from fencing_sdk.cli.recordings import DrawnAccess, Span, Story, lock_of, read_recording, tell
+from fencing_sdk.cli.recordings import DrawnAccess, Span, Story, lock_of, read_recording, stories_of
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.testing.history._facts import RecordedLease
 
@@ -42,7 +42,7 @@ def draw_recordings(recordings: Sequence[Path], svg: Path) -> None:
         ConfigurationError: a file cannot be read or written, or there is nothing to draw.
     """
     check_output(svg)
-    stories = tell(read_recording(recordings))
+    stories = stories_of(read_recording(recordings))
     if not stories:
         msg = f"nothing to draw in {', '.join(shown(str(path)) for path in recordings)}"
         raise ConfigurationError(msg)

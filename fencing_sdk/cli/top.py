@@ -61,7 +61,7 @@ def watch(pattern: str, *, where: StoreOptions, every: float, svg: Path | None) 
     Show what matches *pattern*, every so many seconds, until ``q`` is pressed; or draw one look into the file *svg*.
 
     Raises:
-        ConfigurationError: an argument cannot work, or here is no terminal.
+        ConfigurationError: an argument cannot work, or this is not a terminal.
     """
     screen = Screen(pattern, every)
     if svg is not None:

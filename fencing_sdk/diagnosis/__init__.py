@@ -4,7 +4,7 @@ What this process and its store can promise, and what to change: `LockClient.dia
     __init__.py     the diagnosis, step by step
     report.py       what it returns
     measuring.py    pauses of this process, times of the store, and its clock
-    self_test.py    a lock is taken, handed on, taken away and given back
+    self_test.py    a lock is taken, handed on, taken away and released
 
     checks.py       what a check is; those that several stores have
     <store>.py      what the diagnosis asks of each store, and the table of its checks

@@ -86,7 +86,7 @@ def clock_source(path: Path = _CLOCK_SOURCE) -> str | None:
 
 
 _STEP = 0.1
-"""Seconds between two renewals: ten calls a second are no load for any store."""
+"""Seconds between two renewals: every store bears ten calls a second."""
 _LIMIT = 5.0
 
 

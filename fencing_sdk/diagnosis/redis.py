@@ -85,7 +85,7 @@ class RedisFacts:
         self.address, self.info, self.settings, self.cluster = address, info, settings, cluster or {}
         self.user, self.password, self.exposed = user or "USER", password, exposed
         self.hybrid, self.min_replicas = hybrid, min_replicas
-        self.untold = "" if info and settings else "CONFIG GET" if info else "INFO"
+        self.hidden = "" if info and settings else "CONFIG GET" if info else "INFO"
         self.version = tuple(int(part) for part in info.get("redis_version", "").split(".") if part.isdigit())
         self.policy, self.limit = settings.get("maxmemory-policy", "noeviction"), settings.get("maxmemory", "0")
         self.used, self.most = (int(info.get(name) or 0) / 2**20 for name in ("used_memory", "maxmemory"))
@@ -111,8 +111,8 @@ class RedisFacts:
 # A row reads: the check, how severe, when; what, why; what to do.
 # fmt: off
 OF_SERVER: tuple[Check[RedisFacts], ...] = (
-    Check("redis.settings", NOTE, lambda it: it.untold,
-        "this user may not use {it.untold}", "its settings were not checked",
+    Check("redis.settings", NOTE, lambda it: it.hidden,
+        "this user may not use {it.hidden}", "its settings were not checked",
         "ACL SETUSER {it.user} +info +config|get, or compare the settings with the page of Redis"),
     Check("redis.version", ERROR, lambda it: it.version and it.version < OLDEST,
         "version {it.info[redis_version]}", "Redis before 6.2 lacks commands of the scripts",

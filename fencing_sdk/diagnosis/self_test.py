@@ -1,5 +1,5 @@
 """
-A lock is taken, renewed, handed on, taken away and given back, under a scratch name that no other client uses.
+A lock is taken, renewed, handed on, taken away and released, under a scratch name that no other client uses.
 
 Whatever happens, every claim is released at the end. What a store remembers of any free lock, the last token, it
 remembers of this one too, for as long as its page says.
@@ -125,11 +125,11 @@ class SelfTest:
             return
         news = asyncio.Event()
 
-        def tell(grant: Grant | None = None, age: float = 0.0) -> None:  # noqa: ARG001  (it is not handed over)
+        def notify(grant: Grant | None = None, age: float = 0.0) -> None:  # noqa: ARG001  (it is not handed over)
             news.set()
 
         line = self.second if isinstance(self.second, SupportsLine) else None
-        place = None if line is None else line.stand(two, tell, hand_over=False)
+        place = None if line is None else line.stand(two, notify, hand_over=False)
         try:
             if place is None or place.polls:
                 await self.first.release(one)
@@ -149,9 +149,9 @@ class SelfTest:
         advice = outcome.retry_after if isinstance(outcome, Busy) else None
         since = _CLOCK.now()
         await self.first.release(one)
-        with move_on_after(_WAKE_LIMIT if advice is None else min(advice, _WAKE_LIMIT)) as nap:
+        with move_on_after(_WAKE_LIMIT if advice is None else min(advice, _WAKE_LIMIT)) as pause:
             await news.wait()
-        self.woken = self.woken or not nap.cancelled_caught
+        self.woken = self.woken or not pause.cancelled_caught
         await self._take_in_turn(two, since)
 
     async def _take_in_turn(self, claim: Claim, since: float) -> None:
@@ -196,7 +196,7 @@ class SelfTest:
         if noticed.is_set():
             self.loss_noticed = _CLOCK.now() - since
         else:
-            self.findings.append(_NOT_TOLD)
+            self.findings.append(_NOT_NOTIFIED)
 
     async def _revoke(self, second: SupportsRevoking) -> float:
         """Take the lock away as an operator does, because some stores send a notice of nothing else. Return when."""
@@ -252,7 +252,7 @@ async def _within(limit: float, noticed: asyncio.Event) -> bool:
     return noticed.is_set()
 
 
-_NOT_TOLD = warning(
+_NOT_NOTIFIED = warning(
     "self-test.notice",
     "a holder got no notice that its grant was taken away",
     "a holder learns of a loss by its next renewal only",

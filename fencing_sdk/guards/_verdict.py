@@ -56,7 +56,7 @@ def check_tokens(tokens: object) -> dict[str, Token]:
     Return the token of each resource, sorted by the resources as every guard sorts them: by their bytes.
 
     Raises:
-        ConfigurationError: it is no mapping of such, or an empty one.
+        ConfigurationError: it is not a mapping of such, or is an empty one.
     """
     if not isinstance(tokens, Mapping) or not tokens:
         msg = f"tokens must be a mapping of resources to their tokens, such as held.tokens, not {shown(tokens)}"

@@ -15,8 +15,8 @@ Why no interleaving lets a lower token win:
 4. `raise_to` publishes the data that counts once more, as a hard link under the new token. A write
    with a lower token is refused from then on, and it would not be read either.
 
-A process that is killed leaves at most a draft, which the next writer removes; the kernel gives its
-lock back. A process that is *stopped* inside step 2, which takes about one fsync, keeps others waiting; they
+A process that is killed leaves at most a draft, which the next writer removes; the kernel releases
+its lock. A process that is *stopped* inside step 2, which takes about one fsync, keeps others waiting; they
 give up after 5 s with `TimeoutError`. No other writer can pass it, so that is safe.
 
 For local POSIX file systems with hard links and flock. NFS serves flock from Linux 2.6.12 on, and
@@ -394,7 +394,7 @@ class ResourceFolder:
         """
         Open the generation that counts, and its file. Takes no lock unless the folder looks empty.
 
-        A listing is no snapshot. But names go oldest first, so one that can still be opened after
+        A listing is not a snapshot. But names go oldest first, so one that can still be opened after
         the listing is at least as new as what counted before it.
         """
         missed = None
@@ -436,7 +436,7 @@ def _closing(handle: int) -> Iterator[int]:
 
 
 def _wait_for(lock: int) -> None:
-    clock, nap = BootClock(), threading.Event()
+    clock, pause = BootClock(), threading.Event()
     end = clock.now() + _PATIENCE
     while True:
         try:
@@ -447,4 +447,4 @@ def _wait_for(lock: int) -> None:
                 raise TimeoutError(errno.ETIMEDOUT, reason) from None
         else:
             return
-        nap.wait(_POLL)
+        pause.wait(_POLL)

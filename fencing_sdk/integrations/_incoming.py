@@ -37,7 +37,7 @@ def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
     Return the one token in the *values* of the header and of the *old* one, or None when there is none.
 
     Raises:
-        RequestRefused: a header came twice or is no token, or the two disagree.
+        RequestRefused: a header came twice or is not a token, or the two disagree.
     """
     if len(values) == 1 and not old and len(values[0]) <= TEXT_LIMIT and (token := read_token(values[0])) is not None:
         return token  # the usual case
@@ -149,7 +149,7 @@ def check_path(path: str, sent: bytes | None, *, slashed: bool) -> None:
 
     Raises:
         RequestRefused: it has an empty segment, ``.`` or ``..``, an escaped slash, a ``#`` that is not escaped, bytes
-            that are no UTF-8, or U+FFFD, which such bytes may have become.
+            that are not UTF-8, or U+FFFD, which such bytes may have become.
     """
     if sent is not None:
         raw = _BEFORE_PATH.sub(b"", sent.partition(b"?")[0], count=1)
@@ -162,7 +162,7 @@ def check_path(path: str, sent: bytes | None, *, slashed: bool) -> None:
     if not _NO_SEGMENTS.isdisjoint(segments):
         raise RequestRefused(unnamed_resource("the path has an empty segment, '.' or '..', which some servers remove"))
     if "\ufffd" in path:
-        raise RequestRefused(unnamed_resource("the path has bytes that are no UTF-8, which servers read differently"))
+        raise RequestRefused(unnamed_resource("the path has bytes that are not UTF-8, which servers read differently"))
 
 
 _Piece = tuple[str, str | None, str]
@@ -316,7 +316,7 @@ def check_resource(resource: object) -> str:
         raise RequestRefused(unnamed_resource(str(error))) from error
 
 
-@lru_cache(maxsize=1024)  # the same few are written to all the time; what is no name is not remembered
+@lru_cache(maxsize=1024)  # the same few are written to all the time; what is not a name is not remembered
 def _checked_name(resource: str) -> str:
     return check_name(resource, parameter="resource")
 

@@ -111,7 +111,7 @@ class Series:
     """Sets when a job last succeeded, in seconds since 1970."""
     held: int = 0
     waiting: int = 0
-    tell: Callable[[int, int], object] | None = None
+    move_gauges: Callable[[int, int], object] | None = None
     """Takes the changes of ``waiting`` and ``held``, where the library cannot read them."""
     lock: Lock = field(default_factory=Lock)
     """Is held while a gauge changes: clients of several threads may share an observer."""
@@ -138,8 +138,8 @@ class MetricsObserver(Meter):
         series = self._series(name)
         with series.lock:
             series.waiting += 1
-        if series.tell is not None:
-            series.tell(1, 0)
+        if series.move_gauges is not None:
+            series.move_gauges(1, 0)
 
     def acquired(self, name: str, waited: float) -> None:
         """It came to a lease."""
@@ -147,8 +147,8 @@ class MetricsObserver(Meter):
         with series.lock:
             series.waiting -= 1
             series.held += 1
-        if series.tell is not None:
-            series.tell(-1, 1)
+        if series.move_gauges is not None:
+            series.move_gauges(-1, 1)
         series.wait(waited)
 
     def renewed(self, name: str, spare: float) -> None:
@@ -160,8 +160,8 @@ class MetricsObserver(Meter):
         series = self._series(name)
         with series.lock:
             series.held -= 1
-        if series.tell is not None:
-            series.tell(0, -1)
+        if series.move_gauges is not None:
+            series.move_gauges(0, -1)
         series.hold(held_for)
 
     def __call__(self, event: Event) -> None:
@@ -207,8 +207,8 @@ def _count(series: Series, event: Event) -> None:
         case NotAcquired():
             with series.lock:
                 series.waiting -= 1
-            if series.tell is not None:
-                series.tell(-1, 0)
+            if series.move_gauges is not None:
+                series.move_gauges(-1, 0)
             series.count("not_acquired", event.reason, 1)
         case Lost():
             series.count("lost", event.reason, 1)

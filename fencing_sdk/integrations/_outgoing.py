@@ -54,7 +54,7 @@ class Origin(NamedTuple):
         Read ``"https://seats.example"`` or ``"http://[::1]:8080"``.
 
         Raises:
-            ConfigurationError: *text* is no such origin, or more than one.
+            ConfigurationError: *text* is not such an origin, or more than one.
         """
         match = _ORIGIN.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
         if match is None:

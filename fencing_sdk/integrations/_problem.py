@@ -2,7 +2,7 @@
 What both sides say about a refused request: RFC 9457, ``application/problem+json``.
 
     428   no token, and one is required
-    400   a header that is no token, a path that names no resource, or InvalidNameError
+    400   a header that is not a token, a path that names no resource, or InvalidNameError
     409   StaleTokenError (or 412, where chosen)
     423   the lock that the handler needs is held by another holder; with Retry-After
     503   the handler lost its own lease on the way; with Retry-After

@@ -48,7 +48,7 @@ def fencing_middleware(
     It runs for every request and every hop of a redirect. *origins*, *name* and *required*, and what happens to a
     header that you set yourself, are those of `fencing_sdk.integrations.httpx.fencing_hook`. ``middlewares=`` of a
     single request *replaces* those of the session: name this one there, too. With *raise_stale*, the refusal of a
-    guarded service is raised as `StaleTokenError`. It is no ClientError, so that nothing that retries those retries it.
+    guarded service is raised as `StaleTokenError`. It is not a ClientError, so what retries those does not retry it.
 
     Raises:
         ConfigurationError: an argument cannot work. The request itself raises what the hook raises, and

@@ -85,7 +85,7 @@ class FencingMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is no HTTP request; judge what is."""
+        """Judge an HTTP request; pass anything else on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -36,7 +36,7 @@ def token_of(pairs: Iterable[tuple[str, str | bytes]]) -> Token | None:
     The token in the metadata of a call or the headers of a message, to be admitted by a guard.
 
     Raises:
-        ConfigurationError: it is no token, a name came twice, or ``fencing-token`` and ``x-fencing-token`` disagree.
+        ConfigurationError: it is not a token, a name came twice, or ``fencing-token`` and ``x-fencing-token`` disagree.
             Do not do the work.
     """
     found: dict[str, list[str]] = {_NAME: [], _OLD_NAME: []}

@@ -76,11 +76,11 @@ class PrometheusMetrics(MetricsObserver):
         held, waiting = self._held.labels(*labels), self._waiting.labels(*labels)
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ:
 
-            def tell(more_waiting: int, more_held: int) -> None:
+            def move_gauges(more_waiting: int, more_held: int) -> None:
                 waiting.inc(more_waiting)  # the files of several processes are added up, so each change is written
                 held.inc(more_held)
 
-            series.tell = tell
+            series.move_gauges = move_gauges
         else:
             held.set_function(lambda: series.held)
             waiting.set_function(lambda: series.waiting)

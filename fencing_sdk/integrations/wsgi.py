@@ -201,7 +201,7 @@ def token_of(variables: Mapping[str, Any]) -> Token | None:
 
 
 def sent_target(variables: Mapping[str, Any]) -> bytes | None:
-    """Return the target of a request as it was sent, from one of two variables that are no part of WSGI, or None."""
+    """Return the target of a request as it was sent, from one of two variables that are not part of WSGI, or None."""
     target = variables.get("REQUEST_URI") or variables.get("RAW_URI")
     return target.encode("latin-1", "replace") if isinstance(target, str) else None
 

@@ -13,7 +13,7 @@ The handlers are set by `signal.signal`, not by the event loop. So a handler tha
 the block by itself, so the block is not cancelled then.
 
 Several clients may have a block each around the same work. The signal goes from one to the next, and the blocks are
-cancelled when all of these clients have given back everything.
+cancelled when all of these clients have released everything.
 """
 
 from __future__ import annotations

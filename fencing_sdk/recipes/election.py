@@ -11,7 +11,7 @@ A term is a lease of the lock *name*; the loop is what stands for it, term after
     lead       the body runs under the lease, like any block under a lock
     end        the lease was lost: the term swallows this one error, and the loop stands again
                the body returned: the lock is released, and the loop stands again, behind those who wait
-               resigned, or the client drains: the body is cancelled, and the lock given back when it has ended
+               resigned, or the client drains: the body is cancelled, and the lock released when it has ended
 
 Two lines are needed. An iterator that owned the cancel scope could not work: the loss would leave the ``for`` as a
 cancellation that no block takes back, and after ``break`` a scope would stay open that later cancels other work.
@@ -83,12 +83,12 @@ class Election(Uncopied):
         lock: Callable[[], Lock],
         engine: Callable[[], Engine],
         inspect: Callable[[], Awaitable[Holder | None]],
-        drain: float,
+        finish_within: float,
         elections: WeakSet[ElectionState],
     ) -> None:
         self._lock = lock
         self._inspect = inspect
-        self._state = ElectionState(lock().name, engine, drain)
+        self._state = ElectionState(lock().name, engine, finish_within)
         elections.add(self._state)
 
     @property

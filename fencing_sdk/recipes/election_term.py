@@ -41,12 +41,12 @@ class ElectionRoles:
 class ElectionState:
     """What an election, its loops and their terms know of each other."""
 
-    __slots__ = ("__weakref__", "_roles", "drain", "engine", "name")
+    __slots__ = ("__weakref__", "_roles", "engine", "finish_within", "name")
 
-    def __init__(self, name: str, engine: Callable[[], Engine], drain: float) -> None:
+    def __init__(self, name: str, engine: Callable[[], Engine], finish_within: float) -> None:
         self.name = name
         self.engine = engine
-        self.drain = drain
+        self.finish_within = finish_within
         """Seconds for which a body may go on when the client drains."""
         self._roles: dict[int, ElectionRoles] = {}
 
@@ -130,7 +130,7 @@ class TermLife(Generic[L]):
             raise UsageError(msg)
 
     def forfeit(self, when: str) -> bool:
-        """End a term that was not entered by then; return whether the caller is to give its lock back."""
+        """End a term that was not entered by then; return whether the caller is to release its lock."""
         if self.entered or self._inherited or self.forfeited is not None:
             return False
         self.end()
@@ -190,7 +190,7 @@ class ElectionTerm(Uncopied):
     The lead of this process, for as long as its lease is held: ``async with term as lease``, at once and once.
 
     The body is cancelled when the lead is lost, when the election resigns, and when the client drains. These ends are
-    no errors: the loop goes on. Everything else that the body raises leaves as it is.
+    not errors: the loop goes on. Everything else that the body raises leaves as it is.
     """
 
     __slots__ = ("_block",)
@@ -271,7 +271,7 @@ class TermBlock(TermLife[Lease]):
 
     async def check_entered(self) -> None:
         """
-        Give back a term that was not entered when the loop goes on.
+        Release a term that was not entered when the loop goes on.
 
         Raises:
             UsageError: it was not, and its body would have run without the lead.
@@ -282,7 +282,7 @@ class TermBlock(TermLife[Lease]):
             raise error
 
     def left_behind(self) -> None:
-        """Give back a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
+        """Release a term that is not entered in this turn of the event loop: its loop was left. From any thread."""
         if not self.entered and self in self.election.here.terms:
             with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._give_up, "before its loop was left", context=Context())
@@ -293,9 +293,9 @@ class TermBlock(TermLife[Lease]):
             self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
 
     def _on_drain(self) -> None:
-        if self.election.drain > 0:
+        if self.election.finish_within > 0:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.election.drain, self.stop, context=Context())
+            self._timer = loop.call_later(self.election.finish_within, self.stop, context=Context())
         else:
             self.stop()
 

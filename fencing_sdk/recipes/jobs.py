@@ -153,9 +153,9 @@ class _JobCall:
         try:
             outcome = await self._run(lock, function)
         except BaseException as error:
-            self._tell(JobOutcome.LOST if self._is_loss(error) else JobOutcome.FAILED)
+            self._report(JobOutcome.LOST if self._is_loss(error) else JobOutcome.FAILED)
             raise
-        self._tell(JobOutcome.RAN if isinstance(outcome, Ran) else JobOutcome.SKIPPED)
+        self._report(JobOutcome.RAN if isinstance(outcome, Ran) else JobOutcome.SKIPPED)
         return outcome
 
     async def _run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
@@ -206,7 +206,7 @@ class _JobCall:
         mine = isinstance(error, LeaseLostError) and (error.name, error.token) == (state.name, state.number)
         return self._lost or mine or state.lost is not None
 
-    def _tell(self, outcome: JobOutcome) -> None:
+    def _report(self, outcome: JobOutcome) -> None:
         if self._observers:
             state, now = self._state, self._clock.now()
             self._observers.emit(

@@ -83,7 +83,7 @@ class OldLock(Protocol):
     def renew(self, owner: str, ttl: float, /) -> Awaitable[bool] | bool:
         """Keep the lock for *ttl* seconds from now if *owner* has it. Return whether *owner* has it."""
 
-    def give_back(self, owner: str, /) -> object:
+    def release(self, owner: str, /) -> object:
         """Release the lock if *owner* has it, and wake those that wait for it. The rule ignores what this returns."""
 
 
@@ -107,9 +107,9 @@ def beside(lock: Lock, old: OldLock) -> Lock:
     if type(given) is not Lock or (both := copied(lock, BothLocks)).is_shared:
         msg = f"beside() takes a lock of LockClient.lock(), not {shown(given)}"
         raise ConfigurationError(msg)
-    for method in ("take", "renew", "give_back"):
+    for method in ("take", "renew", "release"):
         if isinstance(old, type) or not callable(getattr(old, method, None)):
-            msg = f"beside() takes an old lock with the methods take, renew and give_back, not {shown(old)}"
+            msg = f"beside() takes an old lock with the methods take, renew and release, not {shown(old)}"
             raise ConfigurationError(msg)
     both.old = old
     return both
@@ -234,14 +234,14 @@ class OldHold:
                 return True
         return False
 
-    async def give_back(self) -> None:
-        """See `Companion.give_back`."""
+    async def release(self) -> None:
+        """See `Companion.release`."""
         if self._state.loop is not asyncio.get_running_loop():  # it is closed, and so are the old client's connections
             logger.warning(_NOT_RELEASED, *self._names)
             return
         self._stop.set()
         if self._keeping is None or (self._keeping.done() and not self._returning):
-            self._keeping = _start(self._give_back())
+            self._keeping = _start(self._release())
         await asyncio.wait((self._keeping,), timeout=min(self._state.timing.call_limit, RELEASE_LIMIT))
 
     def _covers(self, asked: float) -> float:
@@ -265,7 +265,7 @@ class OldHold:
         while not await self._stopped_within(pause) and state.held:
             pause = third if await self._renewed(third) else third / 4
         await self._stopped_within(state.covered_until - state.clock.now())  # the body may go on
-        await self._give_back()
+        await self._release()
 
     def _kept_no_longer(self, _: asyncio.Task[None]) -> None:
         """Lose our lease if the task that renews the old lock was cancelled. The old lock covers the body meanwhile."""
@@ -282,7 +282,7 @@ class OldHold:
         state, asked = self._state, self._state.clock.now()
         try:
             kept = await self._ask("renew", limit)
-        except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is no proof of a loss)
+        except Exception as error:  # noqa: BLE001  (whatever a driver raises, it proves no loss)
             logger.warning("%s beside %s was not renewed: %s", *self._names, type(error).__name__)
             if self._asking is not None:
                 self._asking.cancel()
@@ -297,7 +297,7 @@ class OldHold:
     def _names(self) -> tuple[str, str]:
         return backend_name(self._old), shown(self._state.name)
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """
         Release the lock, also one that a request without an answer may still get.
 
@@ -313,7 +313,7 @@ class OldHold:
         while True:
             rest = self._keep_until - self._state.clock.now()
             giving = _start(
-                called(self._old.renew, self._owner, rest) if rest > 0 else called(self._old.give_back, self._owner)
+                called(self._old.renew, self._owner, rest) if rest > 0 else called(self._old.release, self._owner)
             )
             cancelled = await _ended(giving, RELEASE_LIMIT)
             if giving.done() and not giving.cancelled() and giving.exception() is None:

@@ -6,7 +6,7 @@ Several locks, held together or not at all.
             await ledger.admit_all(connection, held.tokens)
 
 They are acquired one after the other, in the order of their names in the store, so that two callers which need the same
-locks never wait for each other in a circle. A caller that gets one late gives back the ones before it: by its
+locks never wait for each other in a circle. A caller that gets one late releases the ones before it: by its
 patience, which all of them share, or because one of those was lost meanwhile.
 """
 
@@ -164,7 +164,7 @@ async def acquire_all(multilock: MultiLock) -> dict[str, Lease]:
 
 
 async def release_all(handles: Iterable[Lease]) -> None:
-    """Give plain handles back, the last one first."""
+    """Release plain handles, the last one first."""
     for handle in reversed(list(handles)):
         await handle.release()
 

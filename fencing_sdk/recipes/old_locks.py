@@ -63,7 +63,7 @@ class ScriptedLock:
 
     _TAKE: ClassVar[str]
     _RENEW: ClassVar[str]
-    _GIVE_BACK: ClassVar[str]
+    _RELEASE: ClassVar[str]
 
     def __init__(self, redis: RedisClient, *keys: str) -> None:
         if not callable(getattr(redis, "eval", None)):
@@ -84,9 +84,9 @@ class ScriptedLock:
         """See `OldLock.renew`."""
         return await self._run(self._RENEW, owner, round(ttl * 1000))
 
-    async def give_back(self, owner: str) -> bool:
-        """See `OldLock.give_back`."""
-        return await self._run(self._GIVE_BACK, owner)
+    async def release(self, owner: str) -> bool:
+        """See `OldLock.release`."""
+        return await self._run(self._RELEASE, owner)
 
     async def _run(self, script: str, *arguments: object) -> bool:
         call = partial(self._redis.eval, script, len(self._keys), *self._keys, *arguments)
@@ -109,7 +109,7 @@ class RedisPyLock(ScriptedLock):
     _RENEW = """
     if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
     return redis.call('PEXPIRE', KEYS[1], ARGV[2])"""
-    _GIVE_BACK = """
+    _RELEASE = """
     if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
     return redis.call('DEL', KEYS[1])"""
 
@@ -126,7 +126,7 @@ class PythonRedisLock(ScriptedLock):
 
     _TAKE = RedisPyLock._TAKE  # noqa: SLF001  (the same string, at another key)
     _RENEW = RedisPyLock._RENEW  # noqa: SLF001
-    _GIVE_BACK = """
+    _RELEASE = """
     local owner = redis.call('GET', KEYS[1])  -- where it has expired, a waiter without a limit still sleeps
     if owner and owner ~= ARGV[1] then return 0 end
     redis.call('DEL', KEYS[2])
@@ -152,7 +152,7 @@ class RedissonLock(ScriptedLock):
     _RENEW = """
     if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
     return redis.call('PEXPIRE', KEYS[1], ARGV[2])"""
-    _GIVE_BACK = """
+    _RELEASE = """
     if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
     redis.call('DEL', KEYS[1])
     redis.call('PUBLISH', KEYS[2], 0)
@@ -197,7 +197,7 @@ class KazooLock:
         return f"<KazooLock {shown(self._path)}>"
 
     def take(self, owner: str, ttl: float) -> bool:
-        """See `OldLock.take`. The owner keeps its place in the line until it gives back."""
+        """See `OldLock.take`. The owner keeps its place in the line until it releases."""
         if ttl > self._session:
             msg = (
                 f"a session of {self._session:g} s cannot keep {self!r} for {ttl:g} s: make the ttl of our lock "
@@ -216,8 +216,8 @@ class KazooLock:
         """See `OldLock.renew`. The question itself prolongs the session."""
         return any(node.startswith(owner) for node in self._line()[:1])
 
-    def give_back(self, owner: str) -> None:
-        """See `OldLock.give_back`."""
+    def release(self, owner: str) -> None:
+        """See `OldLock.release`."""
         for node in self._line():
             if node.startswith(owner):
                 self._answer(self._client.delete_async(f"{self._path}/{node}"))
@@ -304,8 +304,8 @@ class ShedLockRow:
         )
         return await self._transaction(lambda connection: self._changed(connection, statement, owner, ttl))
 
-    async def give_back(self, owner: str) -> None:
-        """See `OldLock.give_back`. The row stays, as old jobs that have seen it never insert it again."""
+    async def release(self, owner: str) -> None:
+        """See `OldLock.release`. The row stays, as old jobs that have seen it never insert it again."""
         await self.renew(owner, 0.0)
 
     async def _transaction(self, work: Callable[[Any], bool]) -> bool:

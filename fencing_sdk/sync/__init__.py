@@ -9,6 +9,9 @@ Locks for threads: the words of `fencing_sdk` without ``async``.
 
 The client, the engine and the backends are those of `fencing_sdk`, run by one background thread for each client. What
 differs is the loss: no thread can be cancelled. The code that runs on has to ask, and a guard refuses what it writes.
+
+Whatever `fencing_sdk` and `fencing_sdk.recipes` offer to tasks is here for threads, under the same name. Errors and
+values are the same objects.
 """
 
 from __future__ import annotations
@@ -18,10 +21,34 @@ from collections.abc import Sequence
 from fencing_sdk._connect import connect as _connect
 from fencing_sdk._lease import AnyLease, current_token
 from fencing_sdk._lease import innermost as _innermost
+from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observer
+from fencing_sdk._values.reports import Status
 from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
+from fencing_sdk._values.token import Token
 from fencing_sdk.abc import Backend
+from fencing_sdk.errors import (
+    AcquireCancelledError,
+    AcquireError,
+    AcquireTimeoutError,
+    BackendError,
+    BackendRefusedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    DrainingError,
+    FencingError,
+    InvalidNameError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    StaleTokenError,
+    UsageError,
+)
+from fencing_sdk.recipes.election import ElectionStanding
+from fencing_sdk.recipes.jobs import Ran, Skipped
+from fencing_sdk.recipes.mixed_fleet import OldLock
+from fencing_sdk.recipes.old_locks import KazooLock, PythonRedisLock, RedisPyLock, RedissonLock, ShedLockRow
 from fencing_sdk.recipes.precondition import holding
 from fencing_sdk.sync._client import LockClient
 from fencing_sdk.sync._lease import Lease, PermitLease
@@ -37,17 +64,45 @@ from fencing_sdk.sync._lock import (
 )
 
 __all__ = [
+    "AcquireCancelledError",
+    "AcquireError",
+    "AcquireTimeoutError",
     "AnyLease",
+    "BackendError",
+    "BackendRefusedError",
+    "BackendUnavailableError",
+    "ConfigurationError",
+    "DrainingError",
     "Election",
+    "ElectionStanding",
     "ElectionTerm",
+    "FencingError",
     "HeldLocks",
+    "Holder",
+    "InvalidNameError",
+    "KazooLock",
     "Lease",
+    "LeaseLostError",
     "Lock",
     "LockClient",
+    "LockHeldError",
+    "LossReason",
     "MultiLock",
+    "OldLock",
     "PermitLease",
+    "PythonRedisLock",
+    "Ran",
     "ReadWriteLock",
+    "RedisPyLock",
+    "RedissonLock",
     "Semaphore",
+    "ShedLockRow",
+    "Skipped",
+    "StaleTokenError",
+    "Status",
+    "Token",
+    "UsageError",
+    "Waiting",
     "beside",
     "connect",
     "current_lease",

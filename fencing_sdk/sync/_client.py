@@ -77,8 +77,8 @@ class LockClient(Uncopied):
         """
         Close the client. Idempotent, bounded, and never raises because of the store. A later call opens it again.
 
-        A client with ``drain`` is drained first: other threads may give their locks back for at most so many seconds.
-        Leases that are still held are lost with `LossReason.CLOSED` and given back. Threads that wait for a lock get a
+        A client with ``drain`` is drained first: other threads may release their locks for at most so many seconds.
+        Leases that are still held are lost with `LossReason.CLOSED` and released. Threads that wait for a lock get a
         `UsageError`, or a `DrainingError` while it drains. A call of another thread waits for the end, and opens the
         client again.
 
@@ -193,13 +193,13 @@ class LockClient(Uncopied):
 
             cancel: An event that ends the loop while it waits for the lead. A leader looks at the event by itself.
 
-            **options: As for `fencing_sdk.LockClient.election`, but without ``drain``: a body ends by itself.
+            **options: As for `fencing_sdk.LockClient.election`, but without ``finish_within``: a body ends by itself.
 
         Raises:
             ConfigurationError: an option cannot work.
         """
-        if "drain" in options:
-            msg = "election() of fencing_sdk.sync takes no drain: a body is not stopped; let it ask term.over"
+        if "finish_within" in options:
+            msg = "election() of fencing_sdk.sync takes no finish_within: a body is not stopped; let it ask term.over"
             raise ConfigurationError(msg)
         return Election(self._bridge, self._client.election(name, **options), cancel)
 

@@ -1,5 +1,5 @@
 """
-A lease in the hands of a thread: what `fencing_sdk.Lease` says, calls that wait, and the ``with`` that gives it back.
+A lease in the hands of a thread: what `fencing_sdk.Lease` says, calls that wait, and the ``with`` that releases it.
 
 The handler of a signal may raise between any two steps of Python: also on the first step into the end of a block,
 before anything was released. So a block belongs to an object that the ``with`` statement alone refers to: the
@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from fencing_sdk._lease import AnyLease, end_block, pop, push, state_of
 from fencing_sdk._lease import Lease as TaskLease
-from fencing_sdk._lease_state import LeaseState, tell_end
+from fencing_sdk._lease_state import LeaseState, raise_end
 from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.tasks import move_on_after
@@ -91,7 +91,7 @@ class Block:
 
     def leave(self, raised: BaseException | None) -> None:
         """
-        End the block, whose body *raised*: give everything back, the last lease first, and say what was lost.
+        End the block, whose body *raised*: release everything, the last lease first, and say what was lost.
 
         Raises:
             LeaseLostError: a lease is over, and the body raised nothing of its own.
@@ -113,11 +113,11 @@ class Block:
     def _leave(self, lease: Lease, _: object, raised: BaseException | None, __: object) -> None:
         _ = lease.lost_reason  # the clock, once more: a body that finished too late was not covered
         self._forget(lease)
-        lease._give_back(raised)  # noqa: SLF001
-        tell_end(state_of(lease), raised)
+        lease._release(raised)  # noqa: SLF001
+        raise_end(state_of(lease), raised)
 
     def drop(self, _: object = None) -> None:
-        """Give back in the background what is still held, and end the block. Idempotent."""
+        """Release in the background what is still held, and end the block. Idempotent."""
         for lease in self.leases():
             lease._let_go()  # noqa: SLF001
             self._forget(lease)
@@ -275,7 +275,7 @@ class Lease(AnyLease):
         try:
             self._bridge.watch(partial(_watch, self._bridge, self._state, callback), self._state.loop)
         except ClosedMeanwhileError:
-            _tell(self._bridge, self._state, callback)
+            _call_back(self._bridge, self._state, callback)
 
     def renew(self) -> None:
         """Renew now, besides the heartbeat. Errors are those of `fencing_sdk.Lease.renew`."""
@@ -286,20 +286,20 @@ class Lease(AnyLease):
             raise self._state.loss() from None
 
     def release(self) -> None:
-        """Give the lock back. Idempotent and bounded, as `fencing_sdk.Lease.release`, whose errors it has."""
-        self._give_back(None)
+        """Release the lock. Idempotent and bounded, as `fencing_sdk.Lease.release`, whose errors it has."""
+        self._release(None)
         if sys.exception() is None:
             self._state.refuse_left_open()
 
-    def _give_back(self, raised: BaseException | None) -> None:
-        with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has given it back
+    def _release(self, raised: BaseException | None) -> None:
+        with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has released it
             self._bridge.call(partial(end_block, self._handle, raised), only=self._state.loop)
 
     def _let_go(self) -> None:
         """Have the loop release the lock, unless that was done. Nothing waits for it."""
         state = self._state
         if not state.released and state.generation == forks.here():
-            with contextlib.suppress(RuntimeError):  # the loop is closed, which gave it back
+            with contextlib.suppress(RuntimeError):  # the loop is closed, which released it
                 state.loop.call_soon_threadsafe(_abandon, self._handle)
 
 
@@ -314,7 +314,7 @@ class PermitLease(Lease):
         return self._state.permit or 0
 
 
-async def give_back(*leases: Lease | None) -> None:
+async def release_leases(*leases: Lease | None) -> None:
     """Undo an acquisition whose thread was interrupted. For this package alone."""
     await release_all(lease._handle for lease in leases if lease is not None)  # noqa: SLF001  (the one door to it)
 
@@ -331,10 +331,10 @@ async def _over(state: LeaseState, limit: float | None) -> None:
 
 async def _watch(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
     await state.wait_lost()
-    _tell(bridge, state, callback)
+    _call_back(bridge, state, callback)
 
 
-def _tell(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
+def _call_back(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
     if (reason := state.lost_reason) is not None:
         bridge.call_aside(partial(_call, callback, reason))
 

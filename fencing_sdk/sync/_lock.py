@@ -42,7 +42,7 @@ from fencing_sdk.recipes.shares import (
 from fencing_sdk.recipes.shares import (
     enter_one_of_the_two,
 )
-from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, give_back, leave_block, owned
+from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, leave_block, owned, release_leases
 from fencing_sdk.sync._loop_thread import LoopThread
 from fencing_sdk.sync._thread_call import Cancel
 
@@ -98,7 +98,7 @@ class Lock(Uncopied):
             handle = await self._lock.try_acquire()
             return None if handle is None else self._lease(handle, bridge)
 
-        return bridge.call(taken, undo=give_back)
+        return bridge.call(taken, undo=release_leases)
 
     def locked(self) -> bool:
         """Return whether the lock is held, by any holder. Errors are those of `fencing_sdk.Lock.locked`."""
@@ -118,7 +118,7 @@ class Lock(Uncopied):
         async def taken() -> Lease:
             return self._lease(await self._lock.acquire(wait=wait), bridge)
 
-        return bridge.call(taken, undo=give_back, cancel=self._cancel)
+        return bridge.call(taken, undo=release_leases, cancel=self._cancel)
 
     def _lease(self, handle: TaskLease, bridge: LoopThread) -> Lease:
         """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
@@ -263,7 +263,7 @@ class MultiLock(Uncopied):
             return HeldLocks({name: Lease(handle, bridge, self._bridge) for name, handle in handles.items()})
 
         def take() -> HeldLocks:  # no partial: a signal could strike between its end and the keeping of its value
-            return bridge.call(taken, undo=lambda held: give_back(*held.values()), cancel=self._cancel)
+            return bridge.call(taken, undo=lambda held: release_leases(*held.values()), cancel=self._cancel)
 
         return block.hold(take)
 
@@ -345,7 +345,7 @@ class Election(Uncopied):
     """
     An election for threads, described. Nothing is sent until ``for`` stands in it. Made by `LockClient.election`.
 
-    The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is no
+    The loop ends in order when the client drains, or when ``cancel`` is set while it waits. It raises what is not an
     outage, as a `fencing_sdk.recipes.Election` for tasks.
     """
 
@@ -414,14 +414,14 @@ class Election(Uncopied):
             return None if lease is None else TermBlock(candidacy.election, lease)
 
         try:
-            return bridge.call(stood, undo=_give_back_term, cancel=self._cancel)
+            return bridge.call(stood, undo=_release_term, cancel=self._cancel)
         except AcquireCancelledError:
             return None
 
 
-async def _give_back_term(block: TermBlock | None) -> None:
+async def _release_term(block: TermBlock | None) -> None:
     if block is not None:
-        await give_back(block.lease)
+        await release_leases(block.lease)
 
 
 def as_leader(

@@ -4,7 +4,7 @@ The bridge from threads to the client: one daemon thread, whose event loop runs 
     thread      asks the loop to run a coroutine, and sleeps on a lock until it has ended
     a signal    interrupts the sleep: the coroutine is cancelled, what it has got is released, and the error goes on
     a fork      the child's first call finds that the thread belongs to its parent, and starts one of its own
-    the exit    of the interpreter closes every client that is open, which gives back what it holds
+    the exit    of the interpreter closes every client that is open, which releases what it holds
 
 A lease is renewed by this thread, so its heartbeat goes on while the holder computes or blocks.
 """
@@ -33,7 +33,7 @@ from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import FencingError, UsageError, shown
 from fencing_sdk.sync._thread_call import Cancel, ClosedMeanwhileError, InThread, ThreadCall
 
-_NAP = 0.2
+_PAUSE = 0.2
 """Seconds after which the wait is begun anew: a signal that came right before a sleep does not end it."""
 
 
@@ -68,7 +68,7 @@ class Opening:
 
     def wait(self) -> None:
         """Wait for the end."""
-        while not self._woken.acquire(timeout=_NAP):
+        while not self._woken.acquire(timeout=_PAUSE):
             pass
 
     def _end(self, *, error: BaseException | None = None, given_up: bool = False) -> bool:
@@ -208,7 +208,7 @@ class LoopThread:
         """
         Close what is open now and wait for the end of its thread, which is bounded. Idempotent.
 
-        A drain goes first, while calls are still taken: other threads give their locks back. Calls that come after
+        A drain goes first, while calls are still taken: other threads release their locks. Calls that come after
         it wait for the end, and open the client again.
         """
         if self.inherited:
@@ -347,7 +347,7 @@ class LoopThread:
                 await self._stop.wait()
             self._loop = None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can give a lock back
+                async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can release a lock
                     await self._client.aclose()
         for call in tuple(self._around):
             if call.loop is asyncio.get_running_loop():  # else it waits for the end of this one, and opens the next
@@ -399,7 +399,7 @@ def close_before_a_child_ends() -> None:
 
 
 def close_all() -> None:
-    """Give back what the clients of this process hold, within a bounded time."""
+    """Release what the clients of this process hold, within a bounded time."""
     mine = [bridge for bridge in tuple(_running) if not bridge.inherited]
     for bridge in mine:
         bridge.close_soon()

@@ -78,7 +78,7 @@ class Interrupt:
         UnsupportedError: the system has no such signals.
     """
 
-    __slots__ = ("_entered", "_lease", "_told")
+    __slots__ = ("_broken", "_entered", "_lease")
 
     def __init__(self, name: str) -> None:
         if not hasattr(signal, "pthread_kill"):
@@ -89,7 +89,7 @@ class Interrupt:
             raise UsageError(msg)
         self._lease: Lease | None = None
         self._entered = False
-        self._told = False
+        self._broken = False
 
     def begin(self, lease: Lease) -> None:
         """
@@ -113,7 +113,7 @@ class Interrupt:
     def is_due(self) -> bool:
         """True if the block was lost, and has not been broken. Perhaps this very thread closes the client."""
         lease = self._lease
-        return lease is not None and not self._told and lease.lost_reason not in {None, LossReason.CLOSED}
+        return lease is not None and not self._broken and lease.lost_reason not in {None, LossReason.CLOSED}
 
     def break_all(self, inner: Sequence[Interrupt]) -> None:
         """
@@ -124,7 +124,7 @@ class Interrupt:
         """
         if self._lease is not None and self._entered:
             for block in (self, *inner):
-                block._told = True  # noqa: SLF001  (of this class)
+                block._broken = True  # noqa: SLF001  (of this class)
             raise state_of(self._lease).loss()
 
     def _send(self, _: LossReason) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from fencing_sdk._lease import AnyLease, WaitingThread, held_here, pop, push, run_for, state_of
-from fencing_sdk._lease_state import tell_loss
+from fencing_sdk._lease_state import raise_loss
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import loop_here
@@ -21,7 +21,7 @@ from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageE
 R = TypeVar("R")
 T = TypeVar("T")
 
-_NAP = 0.2
+_PAUSE = 0.2
 """Seconds that the main thread sleeps at most, before it looks whether a signal came."""
 _LOOK = 0.05
 """Seconds after which a thread looks whether its wait is cancelled."""
@@ -255,7 +255,7 @@ class ThreadCall(Generic[T]):
         if self._body is not None:
             self._body.leave()
         undone = threading.Event()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and has given all back
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and has released all
             self.loop.call_soon_threadsafe(self._begin_to_undo, undone)
             self._outwait(undone)
 
@@ -274,11 +274,11 @@ class ThreadCall(Generic[T]):
         Sleep until there is an answer.
 
         A signal does not end the sleep if it came right before, or to another thread: Python runs the handler in the
-        main thread when that wakes. So the main thread sleeps in naps.
+        main thread when that wakes. So the main thread sleeps in short pauses.
         """
-        if not self._woken.acquire(True, _NAP):  # noqa: FBT003  (by position: each call asks once at least)
-            nap = _NAP if threading.current_thread() is threading.main_thread() else -1
-            while not self._woken.acquire(True, nap):  # noqa: FBT003
+        if not self._woken.acquire(True, _PAUSE):  # noqa: FBT003  (by position: each call asks once at least)
+            pause = _PAUSE if threading.current_thread() is threading.main_thread() else -1
+            while not self._woken.acquire(True, pause):  # noqa: FBT003
                 pass
 
 
@@ -336,7 +336,7 @@ class ThreadBody:
             LeaseLostError: the body raised nothing of its own, and its leases are over.
         """
         for lease in self._fresh:
-            tell_loss(state_of(lease), self._raised)
+            raise_loss(state_of(lease), self._raised)
         raise self._raised or ClosedMeanwhileError("this client was closed while the call was waiting")
 
     def leave(self) -> None:

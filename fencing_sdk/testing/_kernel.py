@@ -200,7 +200,7 @@ class LockService:
         return [self._table.renew(claim, now) for claim in claims]
 
     def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """Give the lock back, if *claim* has it; answer as `Backend.release`."""
+        """Release the lock, if *claim* has it; answer as `Backend.release`."""
         return self._table.release(claim, self._clock.now())
 
     def revoke(self, name: str) -> None:

@@ -153,13 +153,13 @@ class Link:
                 outcome = _outcome(handle, name)
             except NoAnswer:
                 return
-            text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}" if self._network.told else ""
+            text = f"{peer} > {name}: {operation} {about}: {_in_words(outcome)}" if self._network.noted else ""
             self._carry(text, operation, "reply", back, outcome)
 
         def back(outcome: T | FencingError) -> None:
             self._process.loop.arrive(_settle, reply, outcome)
 
-        text = f"{name} > {peer}: {operation} {about}" if self._network.told else ""
+        text = f"{name} > {peer}: {operation} {about}" if self._network.noted else ""
         self._carry(text, operation, "request", arrived)
         return await reply
 
@@ -203,7 +203,7 @@ class Network:
         """When the last of the messages that were sent by now arrives."""
 
     @property
-    def told(self) -> bool:
+    def noted(self) -> bool:
         """True if messages are written to the history."""
         return self._timeline.recording
 
@@ -227,7 +227,7 @@ class Network:
 
     def carry(self, text: str, late: float, deliver: Callable[..., None] | None, *message: object) -> None:
         """Deliver a message after the latency and *late* seconds; None loses it."""
-        if self.told:
+        if self.noted:
             fate = " (lost)" if deliver is None else f" ({late:g} s late)" if late else ""
             self._timeline.note(text + fate)
         if deliver is not None:

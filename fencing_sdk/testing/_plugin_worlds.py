@@ -84,8 +84,8 @@ class Worlds:
 
     def histories(self) -> list[tuple[str, str]]:
         """Titles and texts for a report, from worlds in which anything happened."""
-        told = [world.history for world in self._worlds]
-        return [("history of the lock world", "\n".join(history)) for history in told if history]
+        histories = [world.history for world in self._worlds]
+        return [("history of the lock world", "\n".join(history)) for history in histories if history]
 
     def close(self) -> None:
         """End every world; raise the errors of tasks that were never awaited."""
@@ -161,7 +161,7 @@ class Worlds:
         raise UsageError(msg)
 
     def _find(self, lease: AnyLease | str) -> tuple[StageWorld | None, WorldClient | None, LeaseState]:
-        """Where *lease* lives: nowhere when that is no world of this test."""
+        """Where *lease* lives: nowhere when that is not a world of this test."""
         state = state_of(lease) if isinstance(lease, AnyLease) else None
         for world in self._worlds:
             for client in world.clients:

@@ -46,7 +46,7 @@ __all__ = ["FencedStore", "Link", "Store", "UnfencedStore", "World", "WorldClien
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TOLD = ("token", "reason", "resource", "fence", "conflict", "confirmed")
+_NOTED = ("token", "reason", "resource", "fence", "conflict", "confirmed")
 """The fields of an event that a history shows: nothing that differs between two runs, such as an owner."""
 
 
@@ -240,7 +240,7 @@ class WorldClient:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give *lease* back."""
+        """Release *lease*."""
         self.run(lease.release)
 
     def write(self, store: Store, value: object, token: int) -> None:
@@ -282,20 +282,20 @@ class WorldClient:
         Time and its clock go on, and what it has sent travels on. A client that is never resumed
         has crashed.
         """
-        self._tell("paused")
+        self._note("paused")
         self._process.pause()
 
     def suspend(self) -> None:
         """Pause as a laptop that sleeps: its clock goes on, the clock of its event loop stands still."""
-        self._tell("suspended")
+        self._note("suspended")
         self._process.pause(suspend=True)
 
     def resume(self) -> None:
         """Let the client go on: what was ready, what arrived meanwhile, the timers that are due, in this order."""
-        self._tell("resumed")
+        self._note("resumed")
         self._process.resume()
 
-    def _tell(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         self._kernel.check_open()
         self._kernel.timeline.note(f"{self.name} {what}")
 
@@ -310,11 +310,11 @@ def _coroutine(work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwarg
 
 
 def _historian(timeline: Timeline, client: str) -> Callable[[Event], None]:
-    def tell(event: Event) -> None:
-        details = [f"{field}={getattr(event, field)}" for field in _TOLD if hasattr(event, field)]
+    def note(event: Event) -> None:
+        details = [f"{field}={getattr(event, field)}" for field in _NOTED if hasattr(event, field)]
         timeline.note(" ".join([client, event.kind, event.name, *details]))
 
-    return tell
+    return note
 
 
 @dataclass(frozen=True, slots=True)

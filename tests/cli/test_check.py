@@ -19,7 +19,7 @@ from terminal import Open, at_a_terminal
 
 from fencing_sdk import ConfigurationError, LockClient
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.cli.recordings import Line, read_recording, tell
+from fencing_sdk.cli.recordings import Line, read_recording, stories_of
 from fencing_sdk.cli.timeline import WIDTH, draw, draw_recordings
 from fencing_sdk.errors import shown
 from fencing_sdk.testing import history
@@ -147,9 +147,9 @@ def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path, capsys:
     [
         ({}, "'name' is missing"),
         ({"name": "a"}, "'token' is missing"),
-        ({"name": "a", "token": "x"}, "'token' is no such number"),
-        ({"name": "a", "token": 1e999}, "'token' is no such number"),
-        ({"name": "a", "token": 1, "deadline": 10**400}, "'deadline' is no such number"),
+        ({"name": "a", "token": "x"}, "'token' is not such a number"),
+        ({"name": "a", "token": 1e999}, "'token' is not such a number"),
+        ({"name": "a", "token": 1, "deadline": 10**400}, "'deadline' is not such a number"),
     ],
 )
 def test_a_line_that_lacks_a_field_is_wrong_usage_and_told_with_its_place(
@@ -199,7 +199,7 @@ def eventful(count: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    "use", [history.check, tell, lambda lines: draw(tell(lines))], ids=["check", "story", "picture"]
+    "use", [history.check, stories_of, lambda lines: draw(stories_of(lines))], ids=["check", "story", "picture"]
 )
 def test_twice_the_recording_is_twice_the_work(use: Callable[[list[dict[str, object]]], object]):
     once, twice = (operations(partial(use, eventful(count))) for count in (80, 160))
@@ -253,7 +253,7 @@ def late_write(*, guarded: bool = True, name: str = "account/7") -> list[Line]:
 
 
 def picture(lines: list[Line]) -> ET.Element:
-    return ET.fromstring(draw(tell(lines)))
+    return ET.fromstring(draw(stories_of(lines)))
 
 
 def texts(root: ET.Element) -> list[str]:
@@ -295,7 +295,7 @@ def test_both_runs_are_in_one_picture():
 
 
 def test_the_freeze_the_loss_and_the_safety_band_are_shown_where_they_were():
-    (story,) = tell(late_write())
+    (story,) = stories_of(late_write())
     first, second = story.leases
     assert story.safety_of(first) == (pytest.approx(5002.38), pytest.approx(5002.8))  # own deadline, handed on
     assert story.safety_of(second) is None
@@ -313,7 +313,7 @@ def test_a_lease_that_was_taken_away_ends_where_the_holder_learnt_it():
         event(1, "lost", name="a", token=1, reason="taken_over"),
         event(3, "acquiring", name="a"),
     ]
-    (story,) = tell(lines)
+    (story,) = stories_of(lines)
     assert story.used_until(story.leases[0]) == story.handed_on(story.leases[0]) == 5001
     assert story.safety_of(story.leases[0]) is None
 
@@ -330,7 +330,7 @@ def test_each_permit_has_a_lane_and_readers_share_one():
         acquired = {"token": 9, "ttl": 5.0, "waited": 0.0, "deadline": 6.0, "mode": "reader", "permit": None}
         lines.append(event(1.0 + number / 10, "acquired", **about, **acquired))
     lines.append(event(4.0, "released", actor="worker 2", name="catalog", holder="2" * 8, token=9, held_for=2.8))
-    (story,) = tell(lines)
+    (story,) = stories_of(lines)
     assert story.locks == ["gpu-pool #0", "gpu-pool #1", "catalog"]
     first, second = (lease for lease in story.leases if lease.name == "catalog")
     assert story.handed_on(first) > second.acquired
@@ -342,14 +342,14 @@ def test_the_safety_band_of_the_last_lease_is_not_cut_off():
         event(0, "acquired", name="a", token=1, ttl=2.0, deadline=5001.6),
         event(1.6, "lost", name="a", token=1, reason="expired"),
     ]
-    (story,) = tell(lines)
+    (story,) = stories_of(lines)
     assert story.safety_of(story.leases[0]) == (5001.6, 5002)
     assert story.end == 5002
 
 
 def test_a_lease_that_is_still_held_reaches_the_end_of_the_recording():
     lines = [event(0, "acquired", name="a", token=1, ttl=9.0, deadline=5007), event(1, "acquiring", B, name="a")]
-    (story,) = tell(lines)
+    (story,) = stories_of(lines)
     assert story.used_until(story.leases[0]) == 5001
     assert story.handed_on(story.leases[0]) == 5001
 
@@ -363,7 +363,7 @@ def test_each_wait_ends_with_its_own_acquisition():
         event(7, "acquired", name="a", holder="h1", token=1, ttl=9.0, deadline=5014),
         event(8, "released", name="a", holder="h1", token=1, held_for=1.0, confirmed=True),
     ]
-    (story,) = tell(lines)
+    (story,) = stories_of(lines)
     assert [(wait.start - 5000, wait.end - 5000) for wait in story.waits] == [(0, 7), (1, 3)]
 
 
@@ -411,7 +411,7 @@ def test_recordings_of_several_processes_are_put_on_one_axis(tmp_path: Path):
     two.write_text("".join(json.dumps(line) + "\n" for line in lines if line["actor"] != A) + "\n")
     assert read_recording([two, one]) == lines
     draw_recordings([two, one], tmp_path / "out.svg")
-    assert (tmp_path / "out.svg").read_text() == draw(tell(lines))
+    assert (tmp_path / "out.svg").read_text() == draw(stories_of(lines))
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_recordings_of_several_processes_are_put_on_one_axis(tmp_path: Path):
         ('{"t": 1, "kind": "acquired"}\n', r"line 1 of '.*run.jsonl': .* 'acquired' is incomplete: 'name' is missing$"),
         (
             '\n{"t": 1, "kind": "lost", "name": "a", "token": "one"}\n',
-            r"line 2 of '.*run.jsonl': .* 'lost' is incomplete: 'token' is no such number$",
+            r"line 2 of '.*run.jsonl': .* 'lost' is incomplete: 'token' is not such a number$",
         ),
         ("", "nothing to draw"),
         ('{"t": 1, "kind": "something of its own"}\n', "nothing to draw"),

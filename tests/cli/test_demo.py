@@ -21,7 +21,7 @@ from once import once_per_run
 from fencing_sdk.cli._demo_run import DemoRun, TooBusyError
 from fencing_sdk.cli._demo_worker import BANK, LOCKS
 from fencing_sdk.cli.demo import Evidence, _leaving_on_signals, open_account
-from fencing_sdk.cli.recordings import Line, read_recording, tell
+from fencing_sdk.cli.recordings import Line, read_recording, stories_of
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_demo_ends_well_and_leaves_only_what_was_asked_for(performed):
 
 def test_a_late_write_wins_without_a_guard_and_is_refused_with_one(performed):
     _, folder = performed
-    without, guarded = tell(read_recording([folder / "run.jsonl"]))
+    without, guarded = stories_of(read_recording([folder / "run.jsonl"]))
     assert [lease.token for lease in (*without.leases, *guarded.leases)] == [1, 2, 1, 2]
     late, refused = without.accesses[-1], guarded.accesses[-1]
     assert (late.kind, late.stale, late.token, late.fence) == ("accepted", True, 1, 2)
@@ -181,7 +181,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DemoRun]:
         tmp_path, ttl=getattr(request, "param", 2), guarded=False, show=lambda _: None, go_on=lambda: None
     ) as opened:
         opened.start("worker A", amount=10)
-        opened.tell("worker A")
+        opened.prompt("worker A")
         opened.wait_for("worker A", "read")
         yield opened
 

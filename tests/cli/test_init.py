@@ -89,11 +89,11 @@ LACKS = {
 
 @pytest.mark.parametrize("missing", LACKS)
 async def test_a_role_that_may_not_create_is_told_which_right_it_lacks(fencing: Fencing, postgresql_server, missing):
-    statements, told = LACKS[missing]
+    statements, heard = LACKS[missing]
     await postgresql_server.execute("CREATE ROLE app LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC;" + statements)
     done = fencing("init", "--url", postgresql_server.url_as("app"))
     assert done.returncode == 69
-    assert told.format(database=postgresql_server.database) in done.stderr
+    assert heard.format(database=postgresql_server.database) in done.stderr
     assert "USAGE" not in done.stderr
     if "GRANT" in done.stderr:
         await postgresql_server.execute(done.stderr.partition(", or: ")[2])
@@ -198,13 +198,13 @@ def test_without_a_url_the_store_is_the_one_in_which_run_and_ls_keep_locks(fenci
 
 def test_json_has_everything(fencing: Fencing, url: str):
     fencing.environment["FENCING_URL"] = url
-    told = json.loads(fencing("doctor", "--for", "200ms", "--json").stdout)
-    assert told.keys() == {"findings", "measurements", "advice"}
-    (finding,) = [finding for finding in told["findings"] if quiet(finding["check"])]
+    heard = json.loads(fencing("doctor", "--for", "200ms", "--json").stdout)
+    assert heard.keys() == {"findings", "measurements", "advice"}
+    (finding,) = [finding for finding in heard["findings"] if quiet(finding["check"])]
     assert (finding["check"], finding["severity"]) == ("sqlite.synchronous", "note")
     assert finding.keys() == {"check", "severity", "what", "reason", "fix"}
-    assert told["advice"]["ttl"] >= 15
-    assert len(told["measurements"]["tokens"]) >= 4  # a lock that is handed on slowly is handed on again
+    assert heard["advice"]["ttl"] >= 15
+    assert len(heard["measurements"]["tokens"]) >= 4  # a lock that is handed on slowly is handed on again
 
 
 def test_a_terminal_gets_colours(fencing: Fencing, url: str):

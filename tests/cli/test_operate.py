@@ -119,9 +119,9 @@ async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, lo
         shown = json.loads((await asyncio.to_thread(fencing, "show", "report/7", "--json")).stdout)
         assert [holder["token"] for holder in shown["holders"]] == [lease.token]
         assert len(shown["waiting"]) == 1
-        told = (await asyncio.to_thread(fencing, "show", "report/7")).stdout
-        assert "worker 3" in told
-        assert f"waiter 1  {shown['waiting'][0]['holder']}" in told
+        heard = (await asyncio.to_thread(fencing, "show", "report/7")).stdout
+        assert "worker 3" in heard
+        assert f"waiter 1  {shown['waiting'][0]['holder']}" in heard
         waiter.cancel()
         await asyncio.wait([waiter])
 
@@ -129,9 +129,9 @@ async def test_ls_and_show_as_json_are_objects_with_seconds(fencing: Fencing, lo
 async def test_a_text_of_others_cannot_move_the_cursor(fencing: Fencing, locks: LockClient):
     async with locks.lock("[bold]a", label="\x1b[2Jgone\nnext"):
         for command in (["ls"], ["show", "[bold]a"]):
-            told = (await asyncio.to_thread(fencing, *command)).stdout
-            assert "\x1b" not in told
-            assert "[bold]a" in told
+            heard = (await asyncio.to_thread(fencing, *command)).stdout
+            assert "\x1b" not in heard
+            assert "[bold]a" in heard
 
 
 async def test_show_tells_that_a_lock_is_free(fencing: Fencing, locks: LockClient):

@@ -79,9 +79,9 @@ def diagnoses(run: Run, url: str, sentence: str) -> None:
     done = run(url, "doctor", "--for", "0", "--json")
     assert (done.code, done.err) == (Health.ERRORS, "")
     findings = json.loads(done.out)["findings"]
-    told = [found["check"] for found in findings if re.search(sentence, found["what"])]
-    assert {found["check"] for found in findings if found["severity"] == "error"}.intersection(told), findings
-    assert "store.renewals" not in told  # where no lock can be taken, no renewal has failed
+    heard = [found["check"] for found in findings if re.search(sentence, found["what"])]
+    assert {found["check"] for found in findings if found["severity"] == "error"}.intersection(heard), findings
+    assert "store.renewals" not in heard  # where no lock can be taken, no renewal has failed
     assert all(found["fix"] for found in findings)
 
 

@@ -576,14 +576,14 @@ HOLDS = shell(f"echo $PPID > supervisor; echo $$ > holder.pid; exec sleep {LONG}
 async def test_others_see_where_a_command_runs_and_since_when_but_not_its_arguments(fencing: Fencing):
     before = datetime.now(UTC).replace(microsecond=0)
     label = await seen_by_others(fencing, *HOLDS, "--password=secret")
-    told = json.loads(label)
-    assert {**told, "start": ""} == {
+    heard = json.loads(label)
+    assert {**heard, "start": ""} == {
         "host": os.uname().nodename,
         "pid": int(fencing.path("supervisor").read_text()),
         "program": "sh",
         "start": "",
     }
-    assert before <= datetime.fromisoformat(told["start"]) <= datetime.now(UTC)
+    assert before <= datetime.fromisoformat(heard["start"]) <= datetime.now(UTC)
     assert "secret" not in label
 
 

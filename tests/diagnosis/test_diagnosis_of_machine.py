@@ -58,7 +58,7 @@ class Telling(MemoryBackend):
 
     async def release(self, claim):
         await super().release(claim)
-        self._loss_notices.tell(claim, LossReason.REVOKED)
+        self._loss_notices.notify(claim, LossReason.REVOKED)
 
     async def diagnose(self, _ttl):
         return ()
@@ -173,7 +173,7 @@ class Forgetful(Telling):
 
 
 class Clinging(Telling):
-    """Forgets to give back what was handed on."""
+    """Forgets to release what was handed on."""
 
     async def inspect(self, name):
         await super().acquire(self.claim)

@@ -1,4 +1,4 @@
-"""``uv run python -m tests.fire``, from a checkout. The tests are no package, so their folders are named here."""
+"""``uv run python -m tests.fire``, from a checkout. The tests are not a package, so their folders are named here."""
 
 import sys
 from pathlib import Path

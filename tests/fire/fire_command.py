@@ -23,7 +23,7 @@ ROUND = 90.0
 
 
 def too_little(outcome: Outcome, *, least: int) -> list[str]:
-    """Why *outcome* is no pass although nothing was broken."""
+    """Why *outcome* is not a pass although nothing was broken."""
     report = outcome.report
     reasons = []
     if len(outcome.faults) < KINDS:
@@ -43,7 +43,7 @@ def code(outcome: Outcome, *, least: int) -> int:
     return OK if passed else UNKNOWN
 
 
-def told(outcome: Outcome, *, least: int) -> list[str]:
+def heard(outcome: Outcome, *, least: int) -> list[str]:
     """The figures, and the checker's table."""
     report, lines = outcome.report, outcome.lines
     faults = ", ".join(f"{kind} {number}" for kind, number in sorted(outcome.faults.items()))
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "shares": told_to.shares,
         }
         outcome = asyncio.run(burn(backend, out / backend, **settings))
-        for line in told(outcome, least=least):
+        for line in heard(outcome, least=least):
             say(line)
         worst = _worse(worst, code(outcome, least=least))
     if worst == OK and told_to.out is None:

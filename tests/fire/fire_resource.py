@@ -44,7 +44,7 @@ class Resource:
         self.socket = str(Path(self._home.name) / "sink")
         self.guarded = guarded
         """False takes the guard out, to see who notices."""
-        self.told: dict[str, Told] = {}
+        self.heard: dict[str, Told] = {}
         """What a worker has last said about itself: that it is to ``prepare`` a write, or to ``stay`` for long."""
         self.refused = 0
         self.served: set[tuple[str, int]] = set()
@@ -87,7 +87,7 @@ class Resource:
             case "write":
                 return self._write(asked)
         token = int(parse_token(asked["token"]))
-        self.told[asked["op"]] = Told(asked["actor"], asked["resource"], token, CLOCK.now())
+        self.heard[asked["op"]] = Told(asked["actor"], asked["resource"], token, CLOCK.now())
         return {"accepted": True}
 
     async def _raise(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -118,9 +118,9 @@ class Resource:
         self.seen[resource] = max(int(token), self.seen.get(resource, -1))
         return {"accepted": True}
 
-    def has_seen_more(self, told: Told) -> bool:
+    def has_seen_more(self, heard: Told) -> bool:
         """Whether somebody has come later with a higher token than *told*."""
-        return self.seen.get(told.resource, -1) > told.token
+        return self.seen.get(heard.resource, -1) > heard.token
 
     def out_of_order(self) -> list[str]:
         """Neighbours among the rows, in the order of their commits, whose tokens fell. There must be none."""

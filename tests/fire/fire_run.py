@@ -64,7 +64,7 @@ class Outcome:
     lines: Counter[str] = field(default_factory=Counter)
     """How many lines of each kind were recorded."""
     failures: list[str] = field(default_factory=list)
-    """What must not happen, and is no history: a worker that died by itself, a row out of order."""
+    """What must not happen, and is not a history: a worker that died by itself, a row out of order."""
     seconds: float = 0.0
 
     def add(self, other: Outcome) -> None:
@@ -213,11 +213,11 @@ class Round:
         """Whoever has just read its token and will use it later, and whether somebody else has used the lock since."""
         since = CLOCK.now()
         while CLOCK.now() < since + HOLDER:
-            told = self.resource.told.get(doing)
-            if told is not None and told.at >= since:
+            heard = self.resource.heard.get(doing)
+            if heard is not None and heard.at >= since:
                 for place in self.crew.free():
-                    if place.actor == told.actor:
-                        return place, functools.partial(self.resource.has_seen_more, told)
+                    if place.actor == heard.actor:
+                        return place, functools.partial(self.resource.has_seen_more, heard)
             await asyncio.sleep(0.002)
         return None
 

@@ -182,14 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--forgetful", action="store_true")
     parser.add_argument("--clocks", action="store_true")
     parser.add_argument("--seed", type=int, default=None)
-    told = parser.parse_args(arguments)
-    seed = random.SystemRandom().randrange(2**32) if told.seed is None else told.seed
+    heard = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(2**32) if heard.seed is None else heard.seed
     with tempfile.TemporaryDirectory(prefix="quorum-fire-") as folder:
-        fire = QuorumFire(Path(folder), nodes=told.nodes, forgetful=told.forgetful, clocks=told.clocks, seed=seed)
-        found = asyncio.run(fire.run(told.clients, told.minutes * 60))
-    durable = not (told.forgetful or told.clocks)
+        fire = QuorumFire(Path(folder), nodes=heard.nodes, forgetful=heard.forgetful, clocks=heard.clocks, seed=seed)
+        found = asyncio.run(fire.run(heard.clients, heard.minutes * 60))
+    durable = not (heard.forgetful or heard.clocks)
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(fire.faults.items()))
-    sys.stdout.write(f"{told.clients}, {told.nodes} nodes, seed {seed}: {fire.faults.total()} faults: {faults}\n")
+    sys.stdout.write(f"{heard.clients}, {heard.nodes} nodes, seed {seed}: {fire.faults.total()} faults: {faults}\n")
     tokens = f"{found.duplicates} duplicate tokens, {found.fallen} fallen"
     sys.stdout.write(f"{found.grants} grants, {tokens}, {found.overlaps} overlaps\n")
     return 0 if found.grants and found.tokens_hold and not (durable and found.overlaps) else 1

@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from etcd_fixtures import require_etcd
 from fire_alone import Sqlite
-from fire_command import OK, UNKNOWN, VIOLATED, burn, code, say, told
+from fire_command import OK, UNKNOWN, VIOLATED, burn, code, heard, say
 from fire_run import Outcome, play
 from fire_stores import STORES
 from postgresql_fixtures import require_postgresql
@@ -43,7 +43,7 @@ def each(stores: Iterable[str]) -> list[ParameterSet]:
 
 
 def shown(outcome: Outcome, seed: int) -> str:
-    return "\n".join([f"seed {seed}", *told(outcome, least=LEAST)])
+    return "\n".join([f"seed {seed}", *heard(outcome, least=LEAST)])
 
 
 def test_every_backend_that_is_outside_the_process_goes_through_the_fire():

@@ -61,7 +61,7 @@ async def test_rolling_back_takes_the_fence_back(way):
 
 
 async def test_a_refusal_leaves_the_transaction_open_and_usable(way):
-    """It is no error of the server's, which would have spoilt a transaction of PostgreSQL."""
+    """It is not an error of the server's, which would have spoilt a transaction of PostgreSQL."""
     guard = SqlGuard()
     await way.write(guard, "a", NEW, "new")
     async with way.begin() as transaction:

@@ -146,7 +146,7 @@ async def test_a_token_of_a_lease_elsewhere_is_taken_as_it_is(way, locks, server
     assert await server.value("SELECT who FROM seats") == "Ada"
 
 
-async def test_a_handle_that_is_given_back_before_the_commit_is_refused(way, locks, server):
+async def test_a_handle_that_is_released_before_the_commit_is_refused(way, locks, server):
     with pytest.raises(UsageError, match=LATE):
         async with way.begin() as transaction:
             lease = await locks.lock("seats/42").acquire()

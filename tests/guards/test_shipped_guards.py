@@ -44,15 +44,15 @@ SERVED = {"redis": RedisGuard, "etcd": EtcdGuard, "kahuna": KahunaGuard}
 
 
 @pytest.fixture
-def told():
+def heard():
     """The events of the guard."""
     return []
 
 
 @pytest.fixture(params=[*SHIPPED, *SERVED, "sql on a server"])
-async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, told):
+async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, heard):
     servers = {"redis": redis_server, "etcd": etcd_server, "kahuna": kahuna_server}
-    options = {"observers": [told.append]}
+    options = {"observers": [heard.append]}
     async with AsyncExitStack() as stack:
         if request.param in SERVED:
             yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url, **options))
@@ -85,7 +85,7 @@ async def write(guard, token, path, request):
                 await connection.close()
 
 
-async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, told, tmp_path, request):
+async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, heard, tmp_path, request):
     new, old, other = Token(34, "bbbbbbbb"), Token(33, "aaaaaaaa"), Token(34, "cccccccc")
     await guard.raise_to("a", new)
     await write(guard, new, tmp_path, request)
@@ -94,7 +94,7 @@ async def test_observers_are_told_which_fence_was_raised_and_which_token_was_ref
             await write(guard, token, tmp_path, request)
         with pytest.raises(StaleTokenError):
             await guard.raise_to("a", token)
-    raised, *refused = told
+    raised, *refused = heard
     assert (raised.kind, raised.name, raised.resource, raised.token) == ("fence_raised", "a", "a", 34)
     assert {(event.kind, event.name, event.resource, event.fence) for event in refused} == {
         ("stale_rejected", "a", "a", 34)
@@ -103,7 +103,7 @@ async def test_observers_are_told_which_fence_was_raised_and_which_token_was_ref
         *[(33, "aaaaaaaa", False)] * 2,
         *[(34, "cccccccc", True)] * 2,
     ]
-    assert sorted(event.at for event in told) == [event.at for event in told]
+    assert sorted(event.at for event in heard) == [event.at for event in heard]
 
 
 def test_the_list_is_complete():

@@ -303,7 +303,7 @@ def test_a_view_without_the_transaction_of_requests_has_the_lock_outside(using: 
     assert passenger(using) == "Ada"
 
 
-def test_a_lock_that_is_given_back_inside_of_its_transaction_is_refused(using: str, locks: LockClient):
+def test_a_lock_that_is_released_inside_of_its_transaction_is_refused(using: str, locks: LockClient):
     """The transaction is not older than the lease, and is committed too late nevertheless."""
     with pytest.raises(UsageError, match=r"durable=True"), contextlib.ExitStack() as request:
         with locks.lock("seats/42") as lease:

@@ -48,11 +48,11 @@ def test_a_lock_of_the_process_before_is_free_after_a_reload(tmp_path: Path):
             first = locks.inspect("kept")
             assert first is not None
 
-            def given_back() -> bool:
+            def released() -> bool:
                 app.touch()  # again and again: the first look at the files may come later than that at the lock
                 return locks.inspect("kept") is None
 
-            wait_until(given_back, what="the lock is released", within=LIMIT)
+            wait_until(released, what="the lock is released", within=LIMIT)
             (old,) = processes  # its server may answer until the end of it
             wait_until(lambda: not Path("/proc", old).exists(), what="the old process ends", within=LIMIT)
             wait_until(keeps, what="the new process answers", within=LIMIT)

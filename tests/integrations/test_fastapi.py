@@ -260,7 +260,7 @@ async def test_two_leases_and_a_name_from_a_dependency(app, locks):
     assert {answer.body for answer in answers} == {b'["rows/4","seats/42"]'}
 
 
-async def test_errors_of_the_handler_leave_as_they_are_and_the_lock_is_given_back(app, locks, store):
+async def test_errors_of_the_handler_leave_as_they_are_and_the_lock_is_released(app, locks, store):
     @app.put("/seats/{seat}")
     async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
         raise HTTPException(418)

@@ -83,7 +83,7 @@ def test_a_pytest_asyncio_fixture_holds_a_client_and_a_plain_handle(tmp_path):
         async def test_it_is_held(locks, seat):
             assert (await locks.inspect("seats/42")).token == seat.token
 
-        async def test_it_was_given_back_and_is_held_again(locks, seat):
+        async def test_it_was_released_and_is_held_again(locks, seat):
             assert seat.token == 2
         """,
     )
@@ -105,13 +105,13 @@ def test_a_pytest_asyncio_fixture_that_yields_inside_a_lock_is_told_about_the_pl
             await asyncio.sleep(0.3)
             assert not seat.held
 
-        async def test_the_lock_was_given_back_all_the_same(seat):
+        async def test_the_lock_was_released_all_the_same(seat):
             assert seat.token == 2
         """,
     )
     assert outcome == "2 passed, 2 errors", output
-    told = [line for line in output.splitlines() if "UsageError: lock 'seats/42' was entered in one task" in line]
-    assert len([line for line in told if line.startswith("E ")]) == 2, output
+    heard = [line for line in output.splitlines() if "UsageError: lock 'seats/42' was entered in one task" in line]
+    assert len([line for line in heard if line.startswith("E ")]) == 2, output
     assert "async with await lock.acquire() as lease" in output
 
 
@@ -315,7 +315,7 @@ async def test_a_client_that_hangs_up_gives_the_lock_back(store):
     assert await store.inspect("seats/42") is None
 
 
-async def test_a_lock_held_by_the_application_is_given_back_when_it_stops(store):
+async def test_a_lock_held_by_the_application_is_released_when_it_stops(store):
     locks = LockClient(store)
     same_task = []
 
@@ -334,7 +334,7 @@ async def test_a_lock_held_by_the_application_is_given_back_when_it_stops(store)
     assert await store.inspect("leader") is None
 
 
-async def test_a_lock_held_by_an_application_that_another_task_stops_is_given_back_with_a_clear_error(store):
+async def test_a_lock_held_by_an_application_that_another_task_stops_is_released_with_a_clear_error(store):
     locks = LockClient(store)
 
     async def only_one_instance(app):

@@ -145,7 +145,7 @@ async def test_a_websocket_that_was_accepted_gets_no_second_answer(guard, caplog
         async with session.ws_connect(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as socket:
             message = await socket.receive()
     assert message.type in {WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR}
-    assert not isinstance(message.data, WebSocketError), "bytes that are no frame"
+    assert not isinstance(message.data, WebSocketError), "bytes that are not a frame"
     assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [StaleTokenError]
 
 

@@ -290,7 +290,7 @@ TWO_READINGS = {
     "a list of one value": (b"Fencing-Token: 34,34",),
     "both names disagree": (b"Fencing-Token: 34", b"X-Fencing-Token: 99"),
     "both names disagree on the holder": (b'Fencing-Token: 34;holder="aa"', b'X-Fencing-Token: 34;holder="bb"'),
-    "the second name is no token": (b"Fencing-Token: 34", b"X-Fencing-Token: x"),
+    "the second name is not a token": (b"Fencing-Token: 34", b"X-Fencing-Token: x"),
     "negative": (b"Fencing-Token: -1",),
     "a sign": (b"Fencing-Token: +34",),
     "a fraction": (b"Fencing-Token: 34.0",),
@@ -562,29 +562,29 @@ HANDLERS_ERRORS = {
 
 
 @pytest.mark.parametrize(
-    "told", ON_THE_PAGE, ids=lambda told: f"{told.problem['type'].rpartition(':')[2]}-{told.status}"
+    "heard", ON_THE_PAGE, ids=lambda heard: f"{heard.problem['type'].rpartition(':')[2]}-{heard.status}"
 )
-async def test_every_answer_of_the_page_is_what_every_server_answers(serve, seats, told):
-    kind = told.problem["type"].rpartition(":")[2]
+async def test_every_answer_of_the_page_is_what_every_server_answers(serve, seats, heard):
+    kind = heard.problem["type"].rpartition(":")[2]
     guard, write, header, path = MemoryGuard(), seats, b'Fencing-Token: 34;holder="aa"', b"/seats/42"
     if kind == "stale-token":
-        await guard.raise_to("seats/42", Token(told.problem["fence"], "bb"))
+        await guard.raise_to("seats/42", Token(heard.problem["fence"], "bb"))
     elif kind == "no-such-resource":
         path = b"/seats/4%2F2"
     elif kind in HANDLERS_ERRORS:
-        refuses = kind == "lock-store-unavailable" and "retry-after" not in told.headers
+        refuses = kind == "lock-store-unavailable" and "retry-after" not in heard.headers
         write = failing(BackendRefusedError("redis", "acquire", "secret") if refuses else HANDLERS_ERRORS[kind])
     else:
         header = {"token-required": b"Other: 34", "malformed-token": b"Fencing-Token: 34.0"}[kind]
     async with serve(guard, write, template=WITH_SLASHES) as url:
         answer = await send(url, header, path=path)
-    assert (answer.status, answer.problem) == (told.status, told.problem)
-    assert {name: answer.headers.get(name) for name in told.headers} == told.headers
-    assert ("retry-after" in answer.headers) == ("retry-after" in told.headers)
+    assert (answer.status, answer.problem) == (heard.status, heard.problem)
+    assert {name: answer.headers.get(name) for name in heard.headers} == heard.headers
+    assert ("retry-after" in answer.headers) == ("retry-after" in heard.headers)
 
 
 def test_the_page_has_an_answer_of_every_type():
     source = (Path(fencing_sdk.__file__).parent / "integrations" / "_problem.py").read_text()
-    assert {told.problem["type"] for told in ON_THE_PAGE} == set(
+    assert {heard.problem["type"] for heard in ON_THE_PAGE} == set(
         re.findall(r'"(urn:fencing-sdk:problem:[a-z-]+)"', source)
     )

@@ -52,7 +52,7 @@ class Process:
 
 @pytest.fixture(autouse=True)
 def a_store_may_answer_late(monkeypatch):
-    """A job asks once, and a busy machine needs more than a second for the answer now and then: that is no failure."""
+    """A job asks once, and a busy machine may need more than a second for the answer."""
     monkeypatch.setattr(LAST_CALL, 10.0)
 
 

@@ -377,27 +377,27 @@ def _document(members):
     return web.json_response(document, status=409, content_type="application/problem+json")
 
 
-@pytest.mark.parametrize(("answer", "told"), OTHERS.values(), ids=OTHERS.keys())
-async def test_every_form_of_a_refusal_is_understood(client, locks, server, answer, told):
+@pytest.mark.parametrize(("answer", "heard"), OTHERS.values(), ids=OTHERS.keys())
+async def test_every_form_of_a_refusal_is_understood(client, locks, server, answer, heard):
     server.answer = answer
     async with locks.lock("seats/42"):
         with pytest.raises(StaleTokenError) as caught:
             await client.put(f"{server.url}/a%20row/42?secret=1", origins=[server.url])
-    assert (caught.value.token, caught.value.fence, caught.value.conflict) == told
+    assert (caught.value.token, caught.value.fence, caught.value.conflict) == heard
     named = b"resource" in answer().body
     assert caught.value.resource == ("seats/42" if named else "/a%20row/42")
 
 
-@pytest.mark.parametrize("told", page_answers(), ids=lambda told: told.problem["type"].rpartition(":")[2])
-async def test_the_refusals_of_the_page_are_refusals_and_its_other_answers_are_none(client, locks, server, told):
-    server.answer = lambda: web.Response(status=told.status, headers=told.headers, body=told.body)
+@pytest.mark.parametrize("heard", page_answers(), ids=lambda heard: heard.problem["type"].rpartition(":")[2])
+async def test_the_refusals_of_the_page_are_refusals_and_its_other_answers_are_none(client, locks, server, heard):
+    server.answer = lambda: web.Response(status=heard.status, headers=heard.headers, body=heard.body)
     headers = {"Fencing-Token": "34"}
-    if "token" not in told.problem:
-        assert await client.put(server.url, origins=[server.url], headers=headers) == told.status
+    if "token" not in heard.problem:
+        assert await client.put(server.url, origins=[server.url], headers=headers) == heard.status
         return
     with pytest.raises(StaleTokenError) as caught:
         await client.put(server.url, origins=[server.url], headers=headers)
-    assert (caught.value.fence, caught.value.conflict) == (told.problem["fence"], told.problem["conflict"])
+    assert (caught.value.fence, caught.value.conflict) == (heard.problem["fence"], heard.problem["conflict"])
 
 
 async def test_a_refusal_that_names_no_token_is_none_where_no_token_was_sent(client, server):

@@ -142,7 +142,7 @@ def check_turns_and_end(server: Server, *, preload: bool) -> None:
         before_the_fork = locks.inspect("the parent's")
         if preload:
             assert server.ask("parent") == "held: False, closed"
-            assert before_the_fork is not None, "a worker gave back what its parent holds"
+            assert before_the_fork is not None, "a worker released what its parent holds"
         else:
             assert before_the_fork is None
 

@@ -219,7 +219,7 @@ async def test_what_an_alert_reads_exists_at_zero_from_the_first_use_of_a_lock_o
     observer, numbers = library(str)
     async with connect("memory://", observers=[given(observer)]) as locks:
         async with locks.lock("a"):
-            assert at_zero(numbers(), "a") == COUNTERS, "of a lock that is no job"
+            assert at_zero(numbers(), "a") == COUNTERS, "of a lock that is not a job"
             assert await locks.lock("a").try_acquire() is None
             assert at_zero(numbers(), "a") == COUNTERS - {("not_acquired", "held")}
 
@@ -385,15 +385,15 @@ asyncio.run(main())
 
 
 def test_gauges_of_several_processes_are_written_to_their_files(tmp_path: Path) -> None:
-    told = subprocess.run(
+    heard = subprocess.run(
         [sys.executable, "-W", "error", "-c", SEVERAL_PROCESSES],
         env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert 'fencing_held{lock="a",recipe="lock"} 1.0' in told
-    assert 'fencing_waiting{lock="a",recipe="lock"} 0.0' in told
+    assert 'fencing_held{lock="a",recipe="lock"} 1.0' in heard
+    assert 'fencing_waiting{lock="a",recipe="lock"} 0.0' in heard
 
 
 @LIBRARIES

@@ -38,9 +38,9 @@ class Place:
 
     def __init__(self, backend: Any, member: Member, news: list[tuple[Member, Grant | None]], *, direct: bool) -> None:
         self._backend, self._member, self._news, self._direct = backend, member, news, direct
-        self._place = backend.stand(member.claim, self._tell, hand_over=direct)
+        self._place = backend.stand(member.claim, self._notify, hand_over=direct)
 
-    def _tell(self, grant: Grant | None = None, age: float = 0.0) -> None:
+    def _notify(self, grant: Grant | None = None, age: float = 0.0) -> None:
         self._news.append((self._member, grant))
 
     async def join(self) -> None:

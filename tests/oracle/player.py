@@ -38,7 +38,7 @@ class Bench(Protocol):
     first_holds: bool = False
     """Waiters are shown as holders as soon as it is their turn."""
     lags: bool = False
-    """One of several servers may still have what the others have given back."""
+    """One of several servers may still have what the others have released."""
     notices: bool = False
     """A holder hears of a revocation although no timer of its client runs."""
     describes: bool = True
@@ -48,7 +48,7 @@ class Bench(Protocol):
     elsewhere: bool = True
     """Another client may go on with a grant, and need not go on for ever."""
     operated: bool = True
-    """It has a line, lists holders and waiters, and revokes. Else a history asks, renews and gives back."""
+    """It has a line, lists holders and waiters, and revokes. Else a history asks, renews and releases."""
     exact: bool = True
     """The store's clock is the one of the history: the seconds that are left are known."""
     margin: float = 0.1
@@ -81,11 +81,11 @@ class Player:
 
     def __init__(self, bench: Bench, *, patience: float) -> None:
         self._bench, self._patience = bench, patience
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         """The owners whose clients have heard that their grants are gone."""
         self._backends = [bench.open() for _ in range(3)]
         for backend in self._backends if bench.operated else ():
-            backend.on_loss(lambda claim, *_: self._told.add(claim.owner))
+            backend.on_loss(lambda claim, *_: self._notified.add(claim.owner))
         self.grants = 0
 
     async def __aenter__(self) -> Self:
@@ -317,7 +317,7 @@ class Player:
         if answer:
             self._obliged.add(member.name)
         for claim in ended if self._bench.notices else ():
-            require(await self._until(lambda claim=claim: claim.owner in self._told), "no notice of a revocation")
+            require(await self._until(lambda claim=claim: claim.owner in self._notified), "no notice of a revocation")
 
     async def _clock(self, seconds: float) -> None:
         """Let time pass, but never up to a moment at which the store's clock and the history's could disagree."""

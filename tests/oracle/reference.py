@@ -27,7 +27,7 @@ class Differs(AssertionError):
 
 @dataclass(slots=True)
 class Hold:
-    """A grant that was given and not given back. It has ended when its time is over."""
+    """A grant that was given and not released. It has ended when its time is over."""
 
     claim: Claim
     token: int

@@ -26,12 +26,12 @@ async def ask_everything(backend: Backend) -> None:
         (lambda: backend.release(CLAIM), _is_end),
     ):
         try:
-            answer, told = await call(), ""
+            answer, heard = await call(), ""
         except BackendError as error:
-            answer, told = None, f"{error}"
-        assert told or check(answer), answer
-        assert told.isprintable()
-        assert CLAIM.owner not in told
+            answer, heard = None, f"{error}"
+        assert heard or check(answer), answer
+        assert heard.isprintable()
+        assert CLAIM.owner not in heard
 
 
 def _is_token(value: object) -> bool:

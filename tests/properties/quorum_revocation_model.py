@@ -107,8 +107,8 @@ class RevocationModel:
     def broken_promise(self, state: State) -> str | None:
         if any(0 <= operator.ended_at < state.succeeded for operator in state.operators):
             return "a round succeeded although the grant had been revoked before it began"
-        told = [self.tally_of(which, operator) for which, operator in enumerate(state.operators)]
-        if sum(tally.complete and tally.ended and tally.is_the_first for tally in told) > 1:
+        tallies = [self.tally_of(which, operator) for which, operator in enumerate(state.operators)]
+        if sum(tally.complete and tally.ended and tally.is_the_first for tally in tallies) > 1:
             return "two operators were told that they were the first"
         return None
 

@@ -207,7 +207,7 @@ class LosesReleases(MemoryBackend):
 
 
 class LetsNobodyKnow(MemoryBackend):
-    """Keeps a revocation to itself, which is no fault: the next renewal tells."""
+    """Keeps a revocation to itself, which is not a fault: the next renewal tells."""
 
     def take_away(self, name):
         self._table.revoke(name, self._clock.now())
@@ -220,7 +220,7 @@ class RenewsWhatWasTakenAway(LetsNobodyKnow):
 
 def check_broken(kind: type[MemoryBackend], *, follows: bool):
     """
-    A false alarm is no harm here, so that waiting for a lock that stays held need not take long.
+    A false alarm does no harm here, so that waiting for a lock that stays held need not take long.
 
     What was found on a machine that does much else may not be found a second time in the same way.
     """

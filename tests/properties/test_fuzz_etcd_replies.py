@@ -148,12 +148,12 @@ def test_a_long_answer_is_little_work(body: bytes):
 def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines: list[dict[str, object]]):
     @contextlib.asynccontextmanager
     async def stream(*_: object):
-        async def told():
+        async def heard():
             for line in lines:
                 yield read_answer(json.dumps(line).encode(), 200)
 
         try:
-            yield told()
+            yield heard()
         except (RequestFailedError, ValueError) as error:  # as the gateway has it
             raise BackendError("EtcdBackend", "queue", f"{error}") from error
 

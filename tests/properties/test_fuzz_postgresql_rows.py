@@ -81,6 +81,6 @@ def test_whatever_postgresql_answers_is_an_outcome_or_an_error_of_the_contract(a
 @checked(200)
 @given(error=ERRORS)
 def test_every_error_is_translated_and_its_text_is_not_repeated(error: Exception):
-    told = translated("acquire", error)
-    assert isinstance(told, BackendError)
-    assert CLAIM.owner not in f"{told}"
+    heard = translated("acquire", error)
+    assert isinstance(heard, BackendError)
+    assert CLAIM.owner not in f"{heard}"

@@ -157,9 +157,9 @@ def test_whatever_redis_answers_is_an_outcome_or_an_error_of_the_contract(reply:
 @checked(200)
 @given(error=st.one_of(ERRORS, st.builds(driver.ResponseError, st.text(max_size=8)), st.builds(OSError, st.integers())))
 def test_every_error_is_translated(error: Exception):
-    told = translated("acquire", error)
-    assert isinstance(told, BackendError)
-    assert CLAIM.owner not in f"{told}"
+    heard = translated("acquire", error)
+    assert isinstance(heard, BackendError)
+    assert CLAIM.owner not in f"{heard}"
 
 
 # Not among them: the head of a list of a billion parts, for which hiredis makes room at once.

@@ -20,7 +20,7 @@ from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values.token import Token, check_token, format_token, parse_token, parse_written
 from fencing_sdk._values.url import StoreUrl, split_url
 from fencing_sdk.backends import BUILTIN, from_url
-from fencing_sdk.cli.recordings import parse_line, tell
+from fencing_sdk.cli.recordings import parse_line, stories_of
 from fencing_sdk.cli.timeline import draw, draw_recordings
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import RouteTemplate, check_resource, presented
@@ -357,7 +357,7 @@ def drawn(lines: list[str]) -> str:
     """Draw *lines*, as ``fencing timeline`` does; the empty text is an error that was told."""
     try:
         read = [parse_line(line, f"line {number}") for number, line in enumerate(lines, start=1)]
-        return draw(tell(sorted(read, key=lambda line: float(line["t"]))))
+        return draw(stories_of(sorted(read, key=lambda line: float(line["t"]))))
     except ConfigurationError:
         return ""
 
@@ -375,12 +375,12 @@ def drawn(lines: list[str]) -> str:
 def test_a_line_is_an_event_or_an_error_with_its_number(raw: str | bytes):
     try:
         line = parse_line(raw, "line 7")
-        told = ""
+        heard = ""
     except ConfigurationError as error:
-        line, told = {"kind": "", "t": 0}, f"{error}"
+        line, heard = {"kind": "", "t": 0}, f"{error}"
     assert isinstance(line["kind"], str)
     assert abs(float(line["t"])) < float("inf")
-    assert not told or (told.startswith("line 7 ") and told.isprintable())
+    assert not heard or (heard.startswith("line 7 ") and heard.isprintable())
 
 
 @checked(150)
@@ -414,7 +414,7 @@ def test_a_number_that_is_none_for_a_picture_is_told(field: str, value: float):
 @pytest.mark.parametrize("token", [-1, 2**53, 1.0, "1", True, None])
 def test_what_is_no_token_is_told(token: object):
     with pytest.raises(ConfigurationError, match="'acquired' is incomplete: 'token'"):
-        tell([parse_line(acquired(token=token), "line 1")])
+        stories_of([parse_line(acquired(token=token), "line 1")])
 
 
 def test_a_moment_beside_a_year_is_little_work():

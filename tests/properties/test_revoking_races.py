@@ -2,7 +2,7 @@
 ``revoke`` races with release, renewal, expiry, the next grant and another ``revoke``, thousands of times.
 
 Two operators look at a lock, and take it away by the token that they saw, at once or when another holder may have it.
-Clients hold it, renew it and give it back; other processes die with it, so that it expires. Each call takes its time on
+Clients hold it, renew it and release it; other processes die with it, so that it expires. Each call takes its time on
 the way there and on the way back. All of it runs on virtual time, from a seed.
 """
 
@@ -91,7 +91,7 @@ class History:
         self.over = asyncio.Event()
 
     async def hold(self, locks: LockClient) -> None:
-        """Acquire, work, and give back, until the history is over."""
+        """Acquire, work, and release, until the history is over."""
         while not self.over.is_set():
             before = self.highest
             try:
@@ -103,7 +103,7 @@ class History:
                 self.lost.append(error)
 
     async def die(self) -> None:
-        """Acquire, and never renew or give back."""
+        """Acquire, and never renew or release."""
         while not self.over.is_set():
             await asyncio.sleep(1.0)
             before = self.highest
@@ -133,8 +133,8 @@ class History:
                 assert error.detail == f"token {error.token}", "a successor was hit"
             else:  # it was over before its client knew that it had it, so no notice found it
                 assert error.reason in {LossReason.TAKEN_OVER, LossReason.REFUSED}
-        told = sum(error.reason is LossReason.REVOKED for error in self.lost)
-        assert told >= len(self.lost) * 0.8
+        heard = sum(error.reason is LossReason.REVOKED for error in self.lost)
+        assert heard >= len(self.lost) * 0.8
 
 
 async def play(store: DistantStore, dice: random.Random) -> History:

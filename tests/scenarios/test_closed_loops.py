@@ -81,7 +81,7 @@ def check(url: str, caplog: pytest.LogCaptureFixture) -> None:
     assert [record for record in caplog.records if record.name == "fencing_sdk"] == []
 
 
-def test_locks_of_a_closed_loop_are_given_back_from_the_next_one(url, caplog):
+def test_locks_of_a_closed_loop_are_released_from_the_next_one(url, caplog):
     check(url, caplog)
 
 

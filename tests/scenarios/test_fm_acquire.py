@@ -8,7 +8,7 @@ import anyio
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend
-from inside import LONGEST_NAP, state_of
+from inside import LONGEST_PAUSE, state_of
 from patience import until
 
 from fencing_sdk import (
@@ -316,7 +316,7 @@ async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes
     """13: woken and cancelled in the same turn of the loop; the next one does not wait for a poll."""
     monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_POLL", 60.0)
     monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 240.0)
-    monkeypatch.setattr(LONGEST_NAP, 60.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     store = LedgerBackend()
     async with LockClient(store) as locks:
         lock = locks.lock("seats/42", ttl=240)

@@ -543,7 +543,7 @@ def test_mode_15_the_defaults_fit_every_ttl(ttl, drift):
 
 @given(ttl=st.floats(MIN_TTL, 1000), granted=st.floats(0, 2000))
 def test_mode_15_a_store_that_grants_less_is_believed_or_refused(ttl, granted):
-    """15: a shorter ttl than asked for shortens the deadline; one that leaves no room is no grant."""
+    """15: a shorter ttl than asked for shortens the deadline; one that leaves no room is not a grant."""
     timing = Timing.build(ttl=ttl)
     with contextlib.suppress(ConfigurationError):
         shorter = timing.granted(granted)

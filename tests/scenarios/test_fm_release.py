@@ -119,7 +119,7 @@ async def test_mode_06_a_cancelled_release_is_finished_before_the_cancellation_g
 
 @pytest.mark.usefixtures("patient_releases")
 async def test_mode_06_leaving_cancelled_frees_the_lock_and_stays_cancelled():
-    """6: a task that is cancelled in its body, and once more on its way out, has given the lock back."""
+    """6: a task that is cancelled in its body, and once more on its way out, has released the lock."""
     store = LedgerBackend()
     link = FaultyBackend(store)
     async with LockClient(link) as locks:
@@ -192,12 +192,12 @@ async def test_mode_07_a_renewal_under_way_at_the_release_changes_nothing(applie
             if applied == "before the release":
                 store.apply.set()
         assert await store.inspect("seats/42") is None
-        told = len(log.events)
+        heard = len(log.events)
         store.apply.set()
         store.answer.set()
         await asyncio.sleep(0.1)
         assert len(store.entries) == 3, "acquired, renewed, released"
-        assert kinds(log.events[told:]) == []
+        assert kinds(log.events[heard:]) == []
         assert store.tidy
     assert not log.of(Lost)
     assert not log.of(RenewalFailed)
@@ -507,7 +507,7 @@ async def run_under(body, log: Log, store: MemoryBackend) -> None:
 
 @pytest.mark.parametrize("body", [*TASKS, *THREADS])
 async def test_mode_07_a_block_whose_grant_has_gone_ends_with_the_loss(body):
-    """7: the body ended in time, but another client may have held the lock meanwhile: that is no clean end."""
+    """7: the body ended in time, but another client may have held the lock meanwhile: that is not a clean end."""
     log = Log()
     with pytest.raises(LeaseLostError) as lost:
         await run_under(body, log, MemoryBackend())

@@ -119,11 +119,11 @@ def play(processes):
     for earlier, later in pairwise(runs):
         if earlier["outcome"] == "Ran":
             assert later["began"] - earlier["granted"] >= AT_LEAST, f"{earlier} and {later}"
-    told = Counter(line["outcome"] for line in lines if line["what"] == "told")
+    heard = Counter(line["outcome"] for line in lines if line["what"] == "told")
     asked = Counter(line["pid"] for line in lines if line["what"] == "asked")
     answered = Counter(line["pid"] for line in lines if line["what"] == "told")
     assert all(asked[pid] - answered[pid] in {0, 1} for pid in asked), "a call ended, and was not told"
-    assert told["Ran"] >= SECONDS / 8, told
-    assert told["Skipped"] >= told["Ran"], told
+    assert heard["Ran"] >= SECONDS / 8, heard
+    assert heard["Skipped"] >= heard["Ran"], heard
     assert processes.faults["killed"], processes.faults
     assert processes.faults["frozen"], processes.faults

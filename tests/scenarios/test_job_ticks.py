@@ -202,8 +202,8 @@ def found(seeds: int) -> set[str]:
     return {violation.partition(":")[0] for seed in range(seeds) for violation in play(seed).violations}
 
 
-async def give_back(state, at_least_for, **_):
-    """What a lock does that is no job's."""
+async def release(state, at_least_for, **_):
+    """What a lock does that is not a job's."""
     state.keep_for = 0.0
 
 
@@ -213,7 +213,7 @@ async def forget(state, at_least_for, **_):
         await state.keeper.park(state, min(at_least_for, state.held_for + 5))
 
 
-@pytest.mark.parametrize("broken", [give_back, forget])
+@pytest.mark.parametrize("broken", [release, forget])
 def test_a_job_that_does_not_keep_its_lock_is_caught(monkeypatch, broken):
     monkeypatch.setattr(fencing_sdk.recipes.jobs, "keep", broken)
     assert "twice" in found(2)

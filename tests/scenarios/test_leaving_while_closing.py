@@ -1,5 +1,5 @@
 """
-A client closes while one of its tasks gives up waiting, or gives a lock back: the store forgets both (P5).
+A client closes while one of its tasks gives up waiting, or releases a lock: the store forgets both (P5).
 
 Each story is told once, on every store, behind a network that takes a while: what the client has not said when it
 closes, the store never hears.
@@ -209,7 +209,7 @@ async def test_a_request_that_is_given_up_before_its_client_closes_leaves_no_gra
     await granted_soon(others)
 
 
-async def test_a_lease_that_is_held_when_its_client_closes_is_given_back(road, others):
+async def test_a_lease_that_is_held_when_its_client_closes_is_released(road, others):
     async with connect(road.far_url) as client:
         lease = await client.lock("a", ttl=TTL).acquire()
         road.slow()
@@ -245,7 +245,7 @@ async def test_a_waiter_whose_connection_breaks_as_its_client_closes_leaves_the_
 
 
 @on_servers
-async def test_a_lease_whose_connection_breaks_as_its_client_closes_is_given_back(road, others):
+async def test_a_lease_whose_connection_breaks_as_its_client_closes_is_released(road, others):
     async with connect(road.far_url) as client:
         lease = await client.lock("a", ttl=TTL).acquire()
         road.slow()

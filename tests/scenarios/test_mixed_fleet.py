@@ -192,7 +192,7 @@ def test_a_lost_old_lock_ends_the_lease(play, stage):
     assert [event.reason for event in log.of(Lost)] == [LossReason.TAKEN_OVER]
 
 
-def test_a_holder_that_gives_back_wakes_the_old_clients(play, stage):
+def test_a_holder_that_releases_wakes_the_old_clients(play, stage):
     """The old client would sleep for a minute, as long as it believes that the lock is held."""
     waited = []
 
@@ -270,7 +270,7 @@ class Taken:
     async def renew(self, owner, ttl):
         return False
 
-    async def give_back(self, owner):
+    async def release(self, owner):
         pass
 
 
@@ -443,7 +443,7 @@ async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_s
             assert here.exists("report") == (fault == "half_open")
             assert await locks.inspect("report") is None
             proxy.heal()
-            await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is given back")
+            await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is released")
             assert not here.exists("report")
     await far.aclose()
 
@@ -628,7 +628,7 @@ class OwnLock:
         script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
         return bool(self.redis.eval(script, 1, "own", owner, round(ttl * 1000)))
 
-    def give_back(self, owner):
+    def release(self, owner):
         self.redis.eval("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", 1, "own", owner)
 
 
@@ -654,7 +654,7 @@ class Hanging:
     def renew(self, owner, ttl):
         return True
 
-    def give_back(self, owner):
+    def release(self, owner):
         pass
 
 
@@ -700,7 +700,7 @@ class Shelf:
     async def renew(self, owner, ttl):
         return self.owner == owner and await self.take(owner, ttl)
 
-    async def give_back(self, owner):
+    async def release(self, owner):
         if self.errors:
             self.errors -= 1
             raise ConnectionError
@@ -812,11 +812,11 @@ async def test_a_store_that_is_away_for_a_moment_gets_its_release():
 
 def test_a_waiter_of_python_redis_lock_is_woken_although_the_lock_has_expired(redis_server):
     with redis.Redis.from_url(redis_server.url) as here:
-        asyncio.run(PythonRedisLock(here, "report").give_back("fencing-1"))
+        asyncio.run(PythonRedisLock(here, "report").release("fencing-1"))
         assert here.llen("lock-signal:report") == 1
         here.set("lock:report", "another owner")
         here.delete("lock-signal:report")
-        asyncio.run(PythonRedisLock(here, "report").give_back("fencing-1"))
+        asyncio.run(PythonRedisLock(here, "report").release("fencing-1"))
         assert here.exists("lock:report", "lock-signal:report") == 1
 
 
@@ -830,7 +830,7 @@ def test_other_things_are_refused(connected):
         with pytest.raises(ConfigurationError, match="takes a lock of"):
             function(wrong, old)
     for wrong in (OwnLock, "report", None):
-        with pytest.raises(ConfigurationError, match="take, renew and give_back"):
+        with pytest.raises(ConfigurationError, match="take, renew and release"):
             function(lock, wrong)
 
 

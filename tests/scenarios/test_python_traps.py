@@ -141,7 +141,7 @@ asyncio.run(main())
 
 
 @needs_fork
-def test_a_lease_that_is_dropped_in_a_forked_child_is_not_given_back_there():
+def test_a_lease_that_is_dropped_in_a_forked_child_is_not_released_there():
     lines = said(
         FORKING
         + """
@@ -276,7 +276,7 @@ def test_sigint_releases_under_asyncio_run():
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM is no signal on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM is not a signal on Windows")
 def test_sigterm_runs_no_clean_up_so_only_the_ttl_frees_the_lock():
     process = start("async def main():" + BODY)
     assert process.stdout.readline() == "in\n"
@@ -407,9 +407,9 @@ def test_a_client_is_opened_again_in_a_second_event_loop():
 async def test_a_client_that_is_open_in_one_thread_is_refused_to_another_one_and_stays_as_it_is(stage):
     with pytest.raises(
         UsageError, match=r"open in another event loop.* each thread .* async with connect\(\.\.\.\)"
-    ) as told:
+    ) as heard:
         await in_another_loop(stage.client.__aenter__)
-    assert "between tasks" not in str(told.value)
+    assert "between tasks" not in str(heard.value)
     async with stage.lock() as lease:
         assert lease.held
 
@@ -532,7 +532,7 @@ async def test_leaving_in_another_task_keeps_the_error_of_the_body_as_the_cause(
 
 
 @every_loop
-async def test_locks_left_in_the_order_of_their_entry_are_both_given_back(stage):
+async def test_locks_left_in_the_order_of_their_entry_are_both_released(stage):
     async def caller():
         outer, inner = stage.lock("outer"), stage.lock("inner")
         await outer.__aenter__()
@@ -715,7 +715,7 @@ async def test_the_clients_own_tasks_do_not_pin_the_lease_of_whoever_started_the
         async with stage.lock("b") as inner:
             await inner.renew()
             await stage.client.inspect("b")
-            await stage.told("renewed")
+            await stage.heard("renewed")
     assert seen == dict.fromkeys(("acquire", "renew", "release", "inspect"), ())
 
 
@@ -890,7 +890,7 @@ def drop(leases):
     gc.collect()
 
 
-async def given_back(stage):
+async def released(stage):
     """Whether the lock can be had long before the ttl of whoever dropped it has passed."""
     lease = await stage.lock(wait=5, backoff=lambda _: 0.001).acquire()
     token = lease.token
@@ -899,24 +899,24 @@ async def given_back(stage):
 
 
 @every_loop
-async def test_a_dropped_lease_warns_and_is_given_back(stage, caplog):
+async def test_a_dropped_lease_warns_and_is_released(stage, caplog):
     leases = [await stage.lock().acquire()]
     with pytest.warns(ResourceWarning, match=r"lease on 'a' \(token 1\) was dropped without release"):
         drop(leases)
-    assert await given_back(stage)
+    assert await released(stage)
     assert "lease on 'a' (token 1) was dropped without release, so others may get the lock now" in caplog.text
 
 
 @every_loop
-async def test_a_lease_dropped_by_a_thread_is_given_back_by_its_loop(stage):
+async def test_a_lease_dropped_by_a_thread_is_released_by_its_loop(stage):
     leases = [await stage.lock().acquire()]
     with pytest.warns(ResourceWarning, match="dropped without release"):
         await asyncio.to_thread(drop, leases)
-    assert await given_back(stage)
+    assert await released(stage)
 
 
 @every_loop
-async def test_a_dropped_lease_is_given_back_also_where_warnings_are_errors(stage, monkeypatch):
+async def test_a_dropped_lease_is_released_also_where_warnings_are_errors(stage, monkeypatch):
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: unraisable.append(report.exc_type))
     leases = [await stage.lock().acquire()]
@@ -924,7 +924,7 @@ async def test_a_dropped_lease_is_given_back_also_where_warnings_are_errors(stag
         warnings.simplefilter("error")
         drop(leases)
     assert unraisable == [ResourceWarning]
-    assert await given_back(stage)
+    assert await released(stage)
 
 
 @every_loop
@@ -939,7 +939,7 @@ async def test_a_lease_that_was_lost_and_dropped_leaves_nothing_in_the_client(st
 
 
 @every_loop
-async def test_a_result_that_a_timeout_threw_away_is_given_back(stage):
+async def test_a_result_that_a_timeout_threw_away_is_released(stage):
     """`asyncio.wait_for` may time out in the very turn in which the lease arrives, and drop it."""
     real = stage.network.acquire
     waiting = None
@@ -954,7 +954,7 @@ async def test_a_result_that_a_timeout_threw_away_is_given_back(stage):
     waiting = asyncio.ensure_future(stage.lock().acquire())
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await given_back(stage)
+    assert await released(stage)
 
 
 async def test_a_client_that_cannot_be_opened_is_closed_again_and_may_be_tried_again():

@@ -123,8 +123,8 @@ class Worker:
         return next(lefts, None)
 
     def deadline(self, token: int) -> float:
-        told = (report["deadline"] for report in self.reports if "deadline" in report and report["token"] == token)
-        return max(told, default=math.inf)
+        heard = (report["deadline"] for report in self.reports if "deadline" in report and report["token"] == token)
+        return max(heard, default=math.inf)
 
     def stale(self, sink: Sink) -> list[Message]:
         """Messages whose token was read after the deadline of its lease."""

@@ -128,7 +128,7 @@ class Reader:
             yield
         self.errors.append(caught.value)
 
-    async def told(self, kind: str) -> None:
+    async def heard(self, kind: str) -> None:
         """Wait until an event of *kind* comes."""
         seen = len(self.events)
         await self.until(lambda: kind in {event.kind for event in self.events[seen:]})
@@ -209,7 +209,7 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
     quick = {"ttl": 10.0, "heartbeat_interval": 0.02}
 
     async with locks.lock("seats/1", label="worker-1", **quick) as lease:
-        await reader.told("renewed")
+        await reader.heard("renewed")
         await lease.renew()
         reader.look_at(
             lease,
@@ -234,10 +234,10 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
 
         await asyncio.create_task(impatient())
         backend.fail("renew", BackendRefusedError("VaultBackend", "renew", "malformed"))
-        await reader.told("renewal_failed")
+        await reader.heard("renewal_failed")
         backend.heal()
         backend.fail("renew")
-        await reader.told("renewal_failed")
+        await reader.heard("renewal_failed")
         with reader.catch(BackendUnavailableError):
             await lease.renew()
         backend.heal()

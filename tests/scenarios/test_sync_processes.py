@@ -250,14 +250,14 @@ print("ended")
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "heard"),
     [
         ("raise SystemExit(3)", "SystemExit 3"),
         ("raise ValueError('mine')", "ValueError mine"),
         ("return 7", "LeaseLostError closed"),
     ],
 )
-def test_a_child_that_was_forked_in_a_job_leaves_the_job(end, told, tmp_path, url):
+def test_a_child_that_was_forked_in_a_job_leaves_the_job(end, heard, tmp_path, url):
     """The job is the parent's, which runs it to its end. The child leaves it as a block of its parent."""
     said = run(
         tmp_path,
@@ -288,7 +288,7 @@ except BaseException as error:
 print(value)
 """,
     )
-    assert said == [told, "True", "worked"]
+    assert said == [heard, "True", "worked"]
 
 
 def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):

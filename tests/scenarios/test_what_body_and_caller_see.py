@@ -55,7 +55,7 @@ async def test_work_that_ends_in_time_returns_its_value_after_several_renewals(s
     async def caller():
         async with stage.lock() as lease:
             for _ in range(3):
-                await stage.told("renewed")
+                await stage.heard("renewed")
             assert current_lease() is lease
             assert lease.token == current_token() == 1
             return "done"

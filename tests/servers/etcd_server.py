@@ -156,9 +156,9 @@ class EtcdMember:
                 answer = json.loads(response.read().splitlines()[0])
         except urllib.error.HTTPError as error:
             with error:
-                told = EtcdError(f"HTTP {error.code} {error.read().decode(errors='replace')}")
-            told.status = error.code
-            raise told from None
+                heard = EtcdError(f"HTTP {error.code} {error.read().decode(errors='replace')}")
+            heard.status = error.code
+            raise heard from None
         return dict(answer.get("result", answer))
 
     def ready(self) -> bool:

@@ -182,8 +182,8 @@ class Members:
     def _route(self, partition: int, leader: int) -> Fields:
         if not self.routes:
             return {}
-        told = {"partitionId": partition, "endpoint": self.routes[leader], "provenance": "Leader"}
-        return {"route": {**told, "generation": next(self._generation)}}
+        heard = {"partitionId": partition, "endpoint": self.routes[leader], "provenance": "Leader"}
+        return {"route": {**heard, "generation": next(self._generation)}}
 
     # What an operator asks for.
 

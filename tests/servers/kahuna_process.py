@@ -33,7 +33,7 @@ _BODY_LIMIT = 30_000_000
 
 @dataclass(slots=True)
 class Settings:
-    """What the process is told when it starts. The last port is for the tests, the others are the nodes'."""
+    """What the process is details when it starts. The last port is for the tests, the others are the nodes'."""
 
     ports: list[int]
     journal: str
@@ -62,7 +62,7 @@ class Cluster:
     async def up(self, node: int) -> None:
         app = web.Application(client_max_size=_BODY_LIMIT)
         app[NODE] = node
-        app.router.add_post("/stand-in/{call}", self.told)
+        app.router.add_post("/stand-in/{call}", self.ordered)
         app.router.add_route("*", "/{path:.*}", self.asked)
         runner = self.runners[node] = web.AppRunner(app, handler_cancellation=False, shutdown_timeout=0)
         await runner.setup()
@@ -84,17 +84,17 @@ class Cluster:
 
     # What tests ask for.
 
-    async def told(self, request: web.Request) -> web.Response:
-        told = await request.json()
+    async def ordered(self, request: web.Request) -> web.Response:
+        details = await request.json()
         match request.match_info["call"]:
             case "seen":
                 return web.json_response(self.seen)
             case "down" | "up" as order:
-                await self.move(order, **told)
+                await self.move(order, **details)
             case "stop" | "go_on" | "cut" | "join" | "stick" as trouble:
-                getattr(self.members, trouble)(**told)
+                getattr(self.members, trouble)(**details)
             case order:
-                self.set(order, told)
+                self.set(order, details)
         return web.json_response(None)
 
     async def move(self, order: str, node: int, settle: float = 0.0) -> None:
@@ -105,25 +105,25 @@ class Cluster:
             await self.up(node)
             self.members.begin(node, settle)
 
-    def set(self, order: str, told: dict[str, Any]) -> None:
+    def set(self, order: str, details: dict[str, Any]) -> None:
         match order:
             case "fault":
-                self.faults.append(Fault(**told))
+                self.faults.append(Fault(**details))
             case "heal":
                 self.heal()
             case "chaos":
-                self.chaos, self.spared = told["probability"], told["spared"]
+                self.chaos, self.spared = details["probability"], details["spared"]
             case "habits":
-                self.store.habits = replace(self.store.habits, **told)
+                self.store.habits = replace(self.store.habits, **details)
             case "cluster":
-                for name, value in told.items():
+                for name, value in details.items():
                     setattr(self.members, name, value)
             case "reset":
                 self.heal()
                 self.members.reset()
                 self.seen.clear()
                 self.store.clear()
-                self.settings.prefix = told["prefix"]
+                self.settings.prefix = details["prefix"]
 
     # What clients ask for.
 
@@ -146,10 +146,10 @@ class Cluster:
         return await self.read(call, fields, request)
 
     def operator(self, call: str, node: int) -> web.Response:
-        told = {"health": self.members.health, "placement": self.members.placement}.get(call)
-        if told is None:
+        details = {"health": self.members.health, "placement": self.members.placement}.get(call)
+        if details is None:
             return web.Response(status=404)
-        return web.json_response(told(node), status=200 if self.members.health(node)["ready"] else 503)
+        return web.json_response(details(node), status=200 if self.members.health(node)["ready"] else 503)
 
     async def read(self, call: str, fields: Fields, request: web.Request) -> web.StreamResponse:
         """Answer a request that was read, or do to it what the tests have ordered."""

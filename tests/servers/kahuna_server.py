@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are not a package
 
 from kahuna_process import READY, Settings
 from local_ports import HOST, free_port
@@ -115,65 +115,65 @@ class KahunaServer:
         if not self.running:
             self.start()
         self.settings.prefix = f"test/{uuid.uuid4().hex}/"
-        self._tell("reset", prefix=self.settings.prefix)
+        self._order("reset", prefix=self.settings.prefix)
 
     def fault(self, act: str, value: object = "", **details: Any) -> None:
         """See `Fault`. A *value* that is no text becomes JSON."""
-        self._tell("fault", act=act, value=value if isinstance(value, str) else json.dumps(value), **details)
+        self._order("fault", act=act, value=value if isinstance(value, str) else json.dumps(value), **details)
 
     def heal(self) -> None:
         """No more faults."""
-        self._tell("heal")
+        self._order("heal")
 
     def chaos(self, probability: float, *, spared: str = "") -> None:
         """Let a part of all requests, but those for the lock *spared*, meet any of `MISHAPS`."""
-        self._tell("chaos", probability=probability, spared=spared)
+        self._order("chaos", probability=probability, spared=spared)
 
     def replication(self, seconds: float) -> None:
         """How long a change takes, during which the lock is not answered for."""
-        self._tell("habits", replication=seconds)
+        self._order("habits", replication=seconds)
 
     def habits(self, **habits: float) -> None:
         """See `kahuna_store.Habits`."""
-        self._tell("habits", **habits)
+        self._order("habits", **habits)
 
     # Nodes in trouble: see `kahuna_members`.
 
     def down(self, node: int) -> None:
         """Kill one node: it refuses connections."""
-        self._tell("down", node=node)
+        self._order("down", node=node)
 
     def up(self, node: int, *, settle: float = 0.0) -> None:
         """Start it again; for *settle* seconds it answers everything with 101."""
-        self._tell("up", node=node, settle=settle)
+        self._order("up", node=node, settle=settle)
 
     def stop(self, node: int) -> None:
-        self._tell("stop", number=node)
+        self._order("stop", number=node)
 
     def go_on(self, node: int) -> None:
-        self._tell("go_on", number=node)
+        self._order("go_on", number=node)
 
     def cut(self, node: int) -> None:
-        self._tell("cut", number=node)
+        self._order("cut", number=node)
 
     def join(self, node: int) -> None:
-        self._tell("join", number=node)
+        self._order("join", number=node)
 
     def stick(self, node: int) -> None:
-        self._tell("stick", number=node)
+        self._order("stick", number=node)
 
     def cluster(self, **settings: Any) -> None:
         """Set ``failover``, ``replication_factor`` or ``routes`` of `kahuna_members.Members`."""
-        self._tell("cluster", **settings)
+        self._order("cluster", **settings)
 
     def seen(self, call: str | None = None) -> list[dict[str, Any]]:
         """The requests that arrived since the reset: their fields, call, node, and port of the client."""
-        return [request for request in self._tell("seen") if call in {None, request["call"]}]
+        return [request for request in self._order("seen") if call in {None, request["call"]}]
 
-    def _tell(self, order: str, /, **told: Any) -> Any:
+    def _order(self, order: str, /, **details: Any) -> Any:
         connection = http.client.HTTPConnection(HOST, self.settings.ports[-1], timeout=20)
         try:
-            connection.request("POST", f"/stand-in/{order}", json.dumps(told), {"Content-Type": "application/json"})
+            connection.request("POST", f"/stand-in/{order}", json.dumps(details), {"Content-Type": "application/json"})
             response = connection.getresponse()
             body = response.read()
             assert response.status == 200, body

@@ -160,8 +160,8 @@ def _decide_value(call: str, value: Value, fields: Fields, now: int) -> Decision
         return Decision(value_answer(call, NO_SUCH_KEY))
     if call == "try-delete":
         return Decision(value_answer(call, DELETED, value.revision + 1), Value(value.revision + 1, modified=now))
-    told = {"value": value.value, "expires": value.expires, "modified": value.modified}
-    return Decision(value_answer(call, VALUE_GOT, value.revision, **told))
+    heard = {"value": value.value, "expires": value.expires, "modified": value.modified}
+    return Decision(value_answer(call, VALUE_GOT, value.revision, **heard))
 
 
 def _may_set(value: Value, fields: Fields, *, lives: bool) -> bool:

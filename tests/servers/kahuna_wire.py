@@ -152,8 +152,8 @@ def lock_answer(
     """All members of an answer about a lock."""
     if call != "get-info":
         return {"servedFrom": served, "type": kind, "fencingToken": token}
-    told = {"owner": owner, "expires": moment(expires), "fencingToken": token}
-    return {"servedFrom": "" if kind == GOT else None, "type": kind, **told}
+    heard = {"owner": owner, "expires": moment(expires), "fencingToken": token}
+    return {"servedFrom": "" if kind == GOT else None, "type": kind, **heard}
 
 
 def value_answer(

@@ -48,9 +48,9 @@ async def test_locks_values_and_revisions_survive_a_kill(kahuna_server: KahunaSe
             aiohttp.ClientSession() as session,
             session.post(
                 f"{kahuna_server.origins[0]}/v1/kv/{call}", json={"key": "a", "durability": 1, **fields}
-            ) as told,
+            ) as heard,
         ):
-            return dict(await told.json())
+            return dict(await heard.json())
 
     backend = from_url(kahuna_server.url)
     assert await backend.acquire(Claim("a", 60.0)) == Grant(0, restarted=False)

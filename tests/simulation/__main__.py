@@ -138,15 +138,15 @@ def _explain(history: History) -> None:
 
 
 def _many(first: int, histories: int, jobs: int, write: Writer) -> int:
-    told, failed = -math.inf, 0
+    heard, failed = -math.inf, 0
 
     def progress(campaign: Campaign) -> None:
-        nonlocal told, failed
+        nonlocal heard, failed
         for seed in list(campaign.failed)[failed:]:
             failed += 1
             _say(f"seed {seed} broke {', '.join(campaign.failed[seed])}")
-        if time.monotonic() - told >= _EVERY:
-            told = time.monotonic()
+        if time.monotonic() - heard >= _EVERY:
+            heard = time.monotonic()
             _say(f"{campaign.histories:>9} histories, {campaign.rate:.0f}/s, {len(campaign.failed)} seeds failed")
 
     campaign = run_campaign(first, histories, jobs, progress, write)

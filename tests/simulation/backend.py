@@ -13,8 +13,7 @@ from fencing_sdk.backends._shared.losses import LossNotices
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.errors import BackendUnavailableError, LossReason
 from fencing_sdk.testing._network import Link, Operation
-from tests.simulation.service import NAME, Service
-from tests.simulation.service import WaiterNotice as Record
+from tests.simulation.service import NAME, Record, Service
 
 T = TypeVar("T")
 
@@ -22,8 +21,8 @@ T = TypeVar("T")
 class Call:
     """One request on its way, and how often it was executed."""
 
-    def __init__(self, tell: Record, actor: str, number: int, operation: str) -> None:
-        self._tell = tell
+    def __init__(self, record: Record, actor: str, number: int, operation: str) -> None:
+        self._record = record
         self._actor = actor
         self._operation = operation
         self._number = number
@@ -33,27 +32,27 @@ class Call:
         """Record that it was sent, a line for each claim."""
         for place, claim in enumerate(claims):
             fields = {"name": claim.name, "holder": claim.holder, "ttl": claim.ttl, "mode": claim.mode.word}
-            self._tell("asked", self._actor, call=f"{self._number}.{place}", operation=self._operation, **fields)
+            self._record("asked", self._actor, call=f"{self._number}.{place}", operation=self._operation, **fields)
 
     def executed(self, claims: Sequence[Claim]) -> None:
         """Record an execution besides the first: the network delivered the request twice."""
         self._executions += 1
         if self._executions > 1:
             for place in range(len(claims)):
-                self._tell("repeated", self._actor, call=f"{self._number}.{place}")
+                self._record("repeated", self._actor, call=f"{self._number}.{place}")
 
     def answered(self, place: int, outcome: str, token: int | None = None) -> None:
         """Record the answer for one claim."""
-        self._tell("answered", self._actor, call=f"{self._number}.{place}", outcome=outcome, token=token)
+        self._record("answered", self._actor, call=f"{self._number}.{place}", outcome=outcome, token=token)
 
 
 class SimulatedBackend:
     """Waiters of this one poll: it has no line."""
 
-    def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
+    def __init__(self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int]) -> None:
         self.link = link
         self.service = service
-        self._tell = tell
+        self._record = record
         self._actor = actor
         self._numbers = numbers
         self._loss_notices = LossNotices()
@@ -100,10 +99,10 @@ class SimulatedBackend:
         self.link.push(NAME, "notice", claim.name, self._noticed, claim)
 
     def _noticed(self, claim: Claim) -> None:
-        self._loss_notices.tell(claim, LossReason.REVOKED)
+        self._loss_notices.notify(claim, LossReason.REVOKED)
 
     def _call(self, operation: str, claims: Sequence[Claim]) -> Call:
-        call = Call(self._tell, self._actor, next(self._numbers), operation)
+        call = Call(self._record, self._actor, next(self._numbers), operation)
         call.asked(claims)
         return call
 
@@ -118,13 +117,13 @@ class SimulatedBackend:
 class QueueingBackend(SimulatedBackend):
     """One with a line, whose head is woken by a message that may get lost."""
 
-    def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
-        super().__init__(link, service, tell, actor, numbers)
+    def __init__(self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int]) -> None:
+        super().__init__(link, service, record, actor, numbers)
         self._places = KeptPlaces()
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, tell)
+        return self._places.stand(self._in_line, claim, notify)
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:

@@ -35,7 +35,7 @@ def _drained_at_once() -> Iterable[Change]:
         _begin(self, within)
         for lease in tuple(self.releases.unreleased.values()):
             lease.forget_scope()
-            self.releases.give_back_behind(lease)
+            self.releases.release_behind(lease)
 
     yield Draining, "begin", begin
 
@@ -43,7 +43,7 @@ def _drained_at_once() -> Iterable[Change]:
 def _stopped_at_once() -> Iterable[Change]:
     def stop(self):
         self.stopped = True
-        self.lease._state.keeper._releases.give_back_behind(self.lease._state)
+        self.lease._state.keeper._releases.release_behind(self.lease._state)
 
     yield TermBlock, "stop", stop
 
@@ -63,7 +63,7 @@ def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Co
 
 CONTROLS = (
     _of("P1", "a term goes on after its loss", "overrun", _term_goes_on, themes=("network",), aim=cut_off),
-    _of("P1", "a drain gives back before the body has ended", "overrun stale_read", _drained_at_once),
-    _of("P1", "a term that is stopped gives back before its body has ended", "overrun stale_read", _stopped_at_once),
+    _of("P1", "a drain releases before the body has ended", "overrun stale_read", _drained_at_once),
+    _of("P1", "a term that is stopped releases before its body has ended", "overrun stale_read", _stopped_at_once),
     _of("P7", "a term swallows every error", "wrong_error", _all_swallowed),
 )

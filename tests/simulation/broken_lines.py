@@ -152,7 +152,7 @@ def _left_without_a_release() -> Iterable[Change]:
         return False
 
     yield Acquisition, "_leave_line", left
-    yield HandingBackend, "give_back", lambda _self, _claim: None
+    yield HandingBackend, "release_late", lambda _self, _claim: None
 
 
 def _handed_to_the_dead() -> Iterable[Change]:
@@ -168,7 +168,7 @@ def _handed_to_the_dead() -> Iterable[Change]:
     yield Service, "hand_on", hand_on
 
 
-def _older_message_gives_back() -> Iterable[Change]:
+def _older_message_releases() -> Iterable[Change]:
     """A message that names another token than the one that its waiter went on with may be an old one."""
     yield HandingBackend, "is_newer", lambda _self, grant, token: grant.token != token
 
@@ -190,7 +190,7 @@ CONTROLS = (
         aim=_lost_renewals),
     _of("P1", "a grant is repeated to a sign of life without a fresh ttl", "overrun stale_read two_grants",
         _repeated_without_a_fresh_ttl, aim=_lost_messages),
-    _of("P1", "an old message gives back a new grant", "overrun stale_read two_grants", _older_message_gives_back,
+    _of("P1", "an old message releases a new grant", "overrun stale_read two_grants", _older_message_releases,
         aim=_lost_signs),
     _of("P5", "a waiter that gives up is handed the lock and keeps it", "leaked_grant never_released",
         _left_without_a_release, aim=_cancelled),

@@ -124,7 +124,7 @@ def _strictly_greater() -> Iterable[Change]:
         fence = self.guard._fences.get(self.name)
         if fence is not None and token == fence:
             fields = {"resource": self.name, "token": int(token), "holder": token.holder, "fence": int(fence)}
-            self._tell("write_refused", who, **fields)
+            self._record("write_refused", who, **fields)
             raise StaleTokenError(self.name, int(token), int(fence))
         self.guard.write(self.name, token, self.applied, who, token)
 
@@ -199,12 +199,12 @@ def _drawn_after_the_grant() -> Iterable[Change]:
     last = itertools.count(1)
     spans: dict[tuple[Service, str], list[float]] = {}  # of grants: since, until
     drawn: dict[tuple[Service, str], int] = {}
-    told, ended = Service.told, Service.ended
+    recorded, ended = Service.record, Service.ended
 
-    def tell(self, kind, claim, _token, _permit=None):
+    def record(self, kind, claim, _token, _permit=None):
         now, place = self._timeline.now, (self, claim.holder)
         if place in drawn:
-            told(self, kind, claim, drawn[place])
+            recorded(self, kind, claim, drawn[place])
         else:
             spans.setdefault(place, [now, now])[1] = now + claim.ttl / self._clock.rate
 
@@ -225,12 +225,12 @@ def _drawn_after_the_grant() -> Iterable[Change]:
                 since, until = spans[place]
                 token = drawn[place] = next(last)
                 fields = {"name": claim.name, "holder": claim.holder, "token": token}
-                service._tell("granted", NAME, **fields, since=since, until=until)
+                service._record("granted", NAME, **fields, since=since, until=until)
             return drawn[place]
 
         return Grant(await self.link.ask(NAME, "inspect", "draw", draw))
 
-    yield Service, "told", tell
+    yield Service, "record", record
     yield Service, "ended", end
     yield SimulatedBackend, "acquire", acquire
 

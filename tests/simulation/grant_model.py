@@ -51,7 +51,7 @@ class Place(NamedTuple):
 class GrantState(NamedTuple):
     now: int = 0
     row: GrantRow | None = None
-    told: Place | None = None
+    heard: Place | None = None
     """A waiter that was told of a grant that is not made yet: what a broken store does."""
     counter: int = 0
     line: tuple[Place, ...] = ()
@@ -67,8 +67,8 @@ class GrantModel(MessageModel):
     def steps(self, state: GrantState) -> Iterator[Step]:
         """Everything that can happen in *state*."""
         yield from super().steps(state)
-        if state.told is not None:
-            yield "the grant is made that was told", self._grant(state._replace(told=None), state.told, state.counter)
+        if state.heard is not None:
+            yield "the grant is made that was told", self._grant(state._replace(heard=None), state.heard, state.counter)
 
     # What clients do.
 
@@ -124,20 +124,20 @@ class GrantModel(MessageModel):
         if self.broken != "a release hands nothing on":
             after = self._hand_on(after)
         waits = any(state.now - place.seen <= SUSPECT for place in after.line[:1])
-        free = after.row is None and after.told is None
+        free = after.row is None and after.heard is None
         yield "released", "P8: a lock is released and not handed to the first waiter" if free and waits else after
 
     def _hand_on(self, state: GrantState) -> GrantState:
         """Hand a free lock to the first waiter that lives, unless it has missed a sign: then it keeps its turn."""
         line = tuple(place for place in state.line if state.now - place.seen < LINE_TTL)
         state = state._replace(line=line)
-        if state.row is not None or state.told is not None or not line or state.now - line[0].seen > SUSPECT:
+        if state.row is not None or state.heard is not None or not line or state.now - line[0].seen > SUSPECT:
             return state
         state = state._replace(line=line[1:], counter=state.counter + 1)
         handed = ("handed", line[0].who, line[0].attempt, state.counter, line[0].sign)
         state = state._replace(messages=state.messages | {handed})
         if self.broken == "a grant is told before it is made":
-            return state._replace(told=line[0])
+            return state._replace(heard=line[0])
         return self._grant(state, line[0], state.counter)
 
     def _grant(self, state: GrantState, place: Place, token: int) -> GrantState:
@@ -164,12 +164,12 @@ class GrantModel(MessageModel):
                 yield "taken", self._become(state, who, holding)
             else:
                 yield "too late", self._become(state, who, holding)  # the lease is over, and is released by leaving
-        elif mine and (token <= client.token) and self.broken != "an old message gives back a new grant":
+        elif mine and (token <= client.token) and self.broken != "an old message releases a new grant":
             yield "old", state
         elif self.broken in {"a waiter gives up without a release", "a message for one that has left is dropped"}:
             yield "dropped", state
         else:  # the waiter has left; its release may have come before its sign
-            yield "given back", state._replace(messages=state.messages | {("release", who, attempt)})
+            yield "released", state._replace(messages=state.messages | {("release", who, attempt)})
 
     def _counts_from(self, state: GrantState, client: GrantClient, sign: int) -> int:
         if self.broken == "a grant counts from its message":

@@ -11,8 +11,7 @@ from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, WaiterNotice
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing._network import Link
 from tests.simulation.backend import Call, SimulatedBackend
-from tests.simulation.service import NAME, Service, Sign
-from tests.simulation.service import WaiterNotice as Record
+from tests.simulation.service import NAME, Record, Service, Sign
 
 _EVERY = 1.0
 _ANSWER_LIMIT = 0.9
@@ -23,10 +22,10 @@ class Waiter(PlaceInLine):
 
     hands_over = True
 
-    def __init__(self, backend: HandingBackend, claim: Claim, tell: WaiterNotice) -> None:
+    def __init__(self, backend: HandingBackend, claim: Claim, notify: WaiterNotice) -> None:
         self._backend = backend
         self.claim = claim
-        self.tell = tell
+        self.notify = notify
         self.joined = False
         self.served = -1
         """The token of the last hand-over."""
@@ -65,8 +64,8 @@ class NoPlace(PlaceInLine):
 class HandingBackend(SimulatedBackend):
     """Its waiters are told on which sign of life a grant was made: the grant counts from that sign."""
 
-    def __init__(self, link: Link, service: Service, tell: Record, actor: str, numbers: Iterator[int]) -> None:
-        super().__init__(link, service, tell, actor, numbers)
+    def __init__(self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int]) -> None:
+        super().__init__(link, service, record, actor, numbers)
         self.waiters: dict[str, Waiter] = {}
         self._signs = itertools.count(1)
         self._sent: dict[int, float] = {}
@@ -75,11 +74,11 @@ class HandingBackend(SimulatedBackend):
         self._due = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> Waiter | NoPlace:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> Waiter | NoPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         if not hand_over:
             return NoPlace()
-        waiter = self.waiters[claim.owner] = Waiter(self, claim, tell)
+        waiter = self.waiters[claim.owner] = Waiter(self, claim, notify)
         self._due.set()
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), context=Context())
@@ -113,7 +112,7 @@ class HandingBackend(SimulatedBackend):
             except (TimeoutError, BackendUnavailableError):
                 for waiter in waiters:
                     waiter.joined = False
-                    waiter.tell()
+                    waiter.notify()
             try:
                 await asyncio.wait_for(self._due.wait(), _EVERY)
             except TimeoutError:
@@ -141,21 +140,21 @@ class HandingBackend(SimulatedBackend):
         waiter = self.waiters.get(claim.owner)
         if waiter is None:
             if grant is not None and self.is_newer(grant, self._served.get(claim.owner, -1)):
-                self.give_back(claim)
+                self.release_late(claim)
         elif grant is None:
-            waiter.tell()
+            waiter.notify()
         else:
             self._served[claim.owner] = grant.token
             if grant.token > waiter.served:
                 waiter.served = grant.token
                 waiter.answered("granted", grant.token)
-            waiter.tell(grant, self.age(number))
+            waiter.notify(grant, self.age(number))
 
     def is_newer(self, grant: Grant, token: int) -> bool:
         """Whether *grant* came after the one with *token*. The message of an older one was late: that grant is over."""
         return grant.token > token
 
-    def give_back(self, claim: Claim) -> None:
+    def release_late(self, claim: Claim) -> None:
         """Release a grant for a waiter that has left, or was granted by another message before."""
         self.link.send(NAME, "release", claim.name, lambda _: self.service.release(claim))
 

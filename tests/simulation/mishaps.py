@@ -40,7 +40,7 @@ class Mishaps:
 
     def _trouble(self, what: str, fault: Fault, *, who: str = "", lasts: float = 0.0) -> None:
         until = self._stage.now + lasts
-        self._stage.recording.tell("trouble", STORE, what=what, fault=fault.kind, who=who, until=until)
+        self._stage.recording.record("trouble", STORE, what=what, fault=fault.kind, who=who, until=until)
 
     def _after(self, seconds: float, call: Callable[..., None], *args: object) -> None:
         self._stage.timeline.at(self._stage.now + seconds, call, *args)
@@ -60,7 +60,7 @@ class Mishaps:
         if actor.crashed:
             return
         actor.frozen_until = max(actor.frozen_until, self._stage.now + fault.lasts)
-        self._stage.recording.tell("frozen", actor.name)
+        self._stage.recording.record("frozen", actor.name)
         actor.process.pause(suspend=suspend)
         self._after(fault.lasts, self._thaw, actor)
 
@@ -70,7 +70,7 @@ class Mishaps:
 
     def _resume(self, actor: Actor) -> None:
         if actor.process.paused:
-            self._stage.recording.tell("resumed", actor.name)
+            self._stage.recording.record("resumed", actor.name)
             actor.process.resume()
 
     def _do_crash(self, fault: Fault) -> None:
@@ -78,7 +78,7 @@ class Mishaps:
         if sum(not other.crashed for other in self._stage.actors) > 1 and not actor.crashed:
             actor.crashed = True
             self._stage.service.gone.add(actor.name)
-            self._stage.recording.tell("frozen", actor.name, crashed=True)
+            self._stage.recording.record("frozen", actor.name, crashed=True)
             actor.process.pause()
 
     def _do_stall(self, fault: Fault) -> None:

@@ -41,7 +41,7 @@ def play(script: Script) -> History:
     """Play *script* and check what it made."""
     stage = Stage(script)
     recording = stage.recording
-    recording.tell("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True, **_rhythm(script))
+    recording.record("run", "simulation", title=f"seed {script.seed}, {script.theme}", declared=True, **_rhythm(script))
     with _quiet(), stage.timeline.own_random():
         try:
             failures = _Run(stage).run()
@@ -81,7 +81,7 @@ class _Run:
         self._let(script.horizon)
         mishaps.heal()
         within = 2 * script.ttl + _SERVE + sum(-fault.lasts for fault in script.faults if fault.lasts < 0)
-        stage.recording.tell("healed", "simulation", within=within)
+        stage.recording.record("healed", "simulation", within=within)
         probe = Actor(stage, "probe", 1.0)
         modes = {visit.name: visit.mode for visit in script.visits}
         for name in script.names:
@@ -92,7 +92,7 @@ class _Run:
         arrived = max(stage.now + _LATEST * script.ttl, stage.kernel.network.latest)
         self._let(arrived + 1.1 * script.ttl)  # so long may a request that arrived at last keep the lock
         held = [name for name in script.names if stage.service.holder(name) is not None]
-        stage.recording.tell("end", "simulation", held=held)
+        stage.recording.record("end", "simulation", held=held)
         return self._failures
 
     def _let(self, until: float, *, until_served: bool = False) -> None:
@@ -136,7 +136,7 @@ def _cancel_after(stage: Stage, visitor: Visitor, task: asyncio.Task[None], turn
             process.after_turn.pop(turned, None)
             if not task.done():
                 visitor.cancelled = True
-                stage.recording.tell("cancelled", visitor.actor.name)
+                stage.recording.record("cancelled", visitor.actor.name)
                 task.cancel()
 
     process.after_turn[turned] = None
@@ -145,7 +145,7 @@ def _cancel_after(stage: Stage, visitor: Visitor, task: asyncio.Task[None], turn
 def _end(stage: Stage) -> list[BaseException]:
     """End the world; return the errors that no code could catch."""
     for actor in stage.actors:
-        actor.process.resume()  # a process that crashed in the middle of a turn is no failure
+        actor.process.resume()  # a process that crashed in the middle of a turn is not a failure
     stage.timeline.run(stage.now + 0.1)
     try:
         stage.kernel.end()

@@ -43,7 +43,7 @@ class Sign:
     notice: Callable[[Claim], None]
 
 
-class WaiterNotice(Protocol):
+class Record(Protocol):
     """Writes a line of the recording."""
 
     def __call__(self, kind: str, /, actor: str, **fields: object) -> None: ...
@@ -52,9 +52,9 @@ class WaiterNotice(Protocol):
 class Service:
     """A lock service that can be down, restarted, stepped, and made to forget."""
 
-    def __init__(self, timeline: Timeline, tell: WaiterNotice, *, rate: float, tokens: str) -> None:
+    def __init__(self, timeline: Timeline, record: Record, *, rate: float, tokens: str) -> None:
         self._timeline = timeline
-        self._tell = tell
+        self._record = record
         self._clock = ProcessClock(timeline, rate=rate)
         self._tokens = tokens
         self.stepped = 0.0
@@ -113,7 +113,7 @@ class Service:
             self.signs.pop((claim.name, claim.owner), None)
             self.notices[claim.owner] = notice
             again = before is not None and before.token == answer.token
-            self.told("extended" if again else "granted", claim, answer.token, answer.permit)
+            self.record("extended" if again else "granted", claim, answer.token, answer.permit)
         if isinstance(answer, Busy) or claim.mode.shared:
             self.hand_on(claim.name)
         return answer
@@ -124,11 +124,11 @@ class Service:
         renewal = self.table.renew(claim, self.now())
         if renewal is Renewal.RENEWED:
             holder = self.granted_to(claim)
-            self.told("extended", claim, -1 if holder is None else holder.token)
+            self.record("extended", claim, -1 if holder is None else holder.token)
         return renewal
 
     def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """Give the lock back, if *claim* has it; answer as `Backend.release`."""
+        """Release the lock, if *claim* has it; answer as `Backend.release`."""
         self.reached()
         before = self.granted_to(claim) or self.holder(claim.name)
         self.signs.pop((claim.name, claim.owner), None)
@@ -210,7 +210,7 @@ class Service:
         grant = self.table.hand_over(sign.claim, self.now())
         del self.signs[sign.claim.name, sign.claim.owner]
         self.notices[sign.claim.owner] = sign.notice
-        self.told("granted", sign.claim, grant.token)
+        self.record("granted", sign.claim, grant.token)
         return grant
 
     # What happens to it.
@@ -251,14 +251,14 @@ class Service:
         self.hand_on(name)
         return bool(ended)
 
-    def told(self, kind: str, claim: Claim, token: int, permit: int | None = None) -> None:
+    def record(self, kind: str, claim: Claim, token: int, permit: int | None = None) -> None:
         """Record a grant or its extension, with the moment it ends by itself."""
         self._held[claim.name] = claim
         until = self._timeline.now + claim.ttl / self._clock.rate
         how = {} if claim.mode == LOCK else {"mode": claim.mode.word, "permit": permit}
-        self._tell(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until, **how)
+        self._record(kind, NAME, name=claim.name, holder=claim.holder, token=token, until=until, **how)
 
     def ended(self, holder: Holder, why: str, by: str, **more: object) -> None:
         """Record the end of a grant before its time."""
         fields = {"name": holder.name, "holder": holder.id, "token": holder.token, **more}
-        self._tell("ended", NAME, **fields, why=why, by=by)
+        self._record("ended", NAME, **fields, why=why, by=by)

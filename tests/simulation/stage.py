@@ -21,11 +21,11 @@ from fencing_sdk.testing._process import Process, ProcessClock
 from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Script
-from tests.simulation.service import Service, WaiterNotice
+from tests.simulation.service import Record, Service
 from tests.support.posting import posting
 
 LATENCY = (0.0002, 0.003)
-_UNTOLD = ("at", "stack", "kind", "error")
+_UNRECORDED = ("at", "stack", "kind", "error")
 """Fields of events that are told in another way, or that tell addresses."""
 
 
@@ -38,7 +38,7 @@ class Recording:
         self.lines: list[dict[str, Any]] = []
         self.open = True
 
-    def tell(self, kind: str, /, actor: str, **fields: object) -> None:
+    def record(self, kind: str, /, actor: str, **fields: object) -> None:
         """Write a line."""
         if not self.open:
             return
@@ -76,12 +76,12 @@ class ClientClock:
 class Resource:
     """What a lock protects: a real guard in a process of its own, reached by messages."""
 
-    def __init__(self, timeline: Timeline, network: Network, tell: WaiterNotice, name: str) -> None:
+    def __init__(self, timeline: Timeline, network: Network, record: Record, name: str) -> None:
         self.name = name
         self.guard = MemoryGuard()
         self.timeline = timeline
         self._network = network
-        self._tell = tell
+        self._record = record
         self._permits: dict[str, Resource] = {}
 
     def of(self, lease: Lease) -> Resource:
@@ -89,7 +89,9 @@ class Resource:
         if lease.resource == self.name:
             return self
         if lease.resource not in self._permits:
-            permit = self._permits[lease.resource] = Resource(self.timeline, self._network, self._tell, lease.resource)
+            permit = self._permits[lease.resource] = Resource(
+                self.timeline, self._network, self._record, lease.resource
+            )
             permit.guard = self.guard
         return self._permits[lease.resource]
 
@@ -108,12 +110,12 @@ class Resource:
             self.guard.write(self.name, token, self.applied, who, token)
         except StaleTokenError as error:
             fields = {"resource": self.name, "token": int(token), "holder": token.holder, "fence": error.fence}
-            self._tell("write_refused", who, **fields)
+            self._record("write_refused", who, **fields)
             raise
 
     def applied(self, who: str, token: Token) -> None:
         """Record a write that took effect."""
-        self._tell("write_accepted", who, resource=self.name, token=int(token), holder=token.holder)
+        self._record("write_accepted", who, resource=self.name, token=int(token), holder=token.holder)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`."""
@@ -144,7 +146,7 @@ class Actor:
         waking = QueueingBackend if stage.script.line else SimulatedBackend
         kind = HandingBackend if stage.script.direct else waking
         kind = posting(kind) if stage.script.posts else kind
-        backend = kind(self.link, stage.service, stage.recording.tell, name, stage.numbers)
+        backend = kind(self.link, stage.service, stage.recording.record, name, stage.numbers)
         self.locks = LockClient(
             backend,
             observers=[stage.observer(self)],
@@ -160,14 +162,14 @@ async def _open(locks: LockClient) -> None:
     await locks.__aenter__()
 
 
-_TOLD: dict[type[Event], tuple[str, ...]] = {}
+_RECORDED: dict[type[Event], tuple[str, ...]] = {}
 
 
-def _told_of(kind: type[Event]) -> tuple[str, ...]:
+def _recorded_of(kind: type[Event]) -> tuple[str, ...]:
     """The fields of events of this *kind* that are told."""
-    if kind not in _TOLD:
-        _TOLD[kind] = tuple(field.name for field in dataclasses.fields(kind) if field.name not in _UNTOLD)
-    return _TOLD[kind]
+    if kind not in _RECORDED:
+        _RECORDED[kind] = tuple(field.name for field in dataclasses.fields(kind) if field.name not in _UNRECORDED)
+    return _RECORDED[kind]
 
 
 class Stage:
@@ -180,9 +182,9 @@ class Stage:
         self.timeline.recording = False  # the history is told in lines of its own
         self.recording = Recording(self.timeline)
         self.numbers = numbers()
-        tell = self.recording.tell
-        self.service = Service(self.timeline, tell, rate=script.rates[-1], tokens=script.tokens)
-        self.resources = {name: Resource(self.timeline, self.kernel.network, tell, name) for name in script.names}
+        record = self.recording.record
+        self.service = Service(self.timeline, record, rate=script.rates[-1], tokens=script.tokens)
+        self.resources = {name: Resource(self.timeline, self.kernel.network, record, name) for name in script.names}
         self.actors = [Actor(self, f"c{number}", rate) for number, rate in enumerate(script.rates[:-1])]
         self.max_holds: dict[asyncio.Task[Any] | None, float | None] = {}
         """What visits asked for, which no event tells."""
@@ -197,11 +199,11 @@ class Stage:
 
         def observe(event: Event) -> None:
             rate = actor.process.clock.rate
-            fields: dict[str, Any] = {field: getattr(event, field) for field in _told_of(type(event))}
+            fields: dict[str, Any] = {field: getattr(event, field) for field in _recorded_of(type(event))}
             if "deadline" in fields:
                 fields["deadline"] = self.now + (fields["deadline"] - event.at) / rate
             if event.kind == "acquired":
                 fields["max_hold"] = self.max_holds.get(asyncio.current_task())
-            self.recording.tell(event.kind, actor.name, **fields)
+            self.recording.record(event.kind, actor.name, **fields)
 
         return observe

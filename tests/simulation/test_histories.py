@@ -39,10 +39,10 @@ def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
     done = command("--first-seed", str(seeds[0]), "--histories", str(len(seeds)))
     assert done.returncode == 0, done.stdout + done.stderr
     speed = rf"^{len(seeds)} histories in [\d.]+ s \(\d+ histories per second\)$"
-    told = re.search(speed, done.stdout, re.MULTILINE)
-    assert told is not None, done.stdout
+    heard = re.search(speed, done.stdout, re.MULTILINE)
+    assert heard is not None, done.stdout
     with capsys.disabled():
-        sys.stdout.write(f"\nseeds {seeds[0]} to {seeds[-1]}: {told[0]}\n")
+        sys.stdout.write(f"\nseeds {seeds[0]} to {seeds[-1]}: {heard[0]}\n")
     assert "verdict: ok" in done.stdout
 
 
@@ -59,12 +59,12 @@ def test_nothing_is_broken_among_terms_of_elections_and_clients_that_drain():
 
 
 def test_in_these_histories_terms_end_by_drains_and_waiters_leave():
-    told: Counter[str] = Counter()
+    heard: Counter[str] = Counter()
     for seed in range(40):
         history = play(write_election_script(seed))
-        told.update(f"{line['kind']} {line['reason']}" for line in history.lines if "reason" in line)
-    assert told["lost drained"] >= 1
-    assert told["not_acquired draining"] >= 10
+        heard.update(f"{line['kind']} {line['reason']}" for line in history.lines if "reason" in line)
+    assert heard["lost drained"] >= 1
+    assert heard["not_acquired draining"] >= 10
 
 
 @pytest.mark.parametrize("seed", [20_569, 35_386])
@@ -178,7 +178,7 @@ BEGUN = re.compile("a(s?n|h[-s]*l?[-s]*r?)?")
 
 
 def test_every_acquisition_is_told_from_its_one_beginning_to_its_one_end():
-    told: Counter[str] = Counter()
+    heard: Counter[str] = Counter()
     for seed in SEVERAL:
         acquisitions: dict[tuple[str, str], str] = defaultdict(str)
         crashed: set[str] = set()
@@ -193,8 +193,8 @@ def test_every_acquisition_is_told_from_its_one_beginning_to_its_one_end():
         for (actor, holder), letters in acquisitions.items():
             grammar = BEGUN if actor in crashed else WHOLE
             assert grammar.fullmatch(letters), (seed, actor, holder, letters)
-            told[letters.replace("-", "")] += 1
-    assert {"an", "ahr", "ahlr"} <= set(told)
+            heard[letters.replace("-", "")] += 1
+    assert {"an", "ahr", "ahlr"} <= set(heard)
 
 
 def test_faults_have_effects():

@@ -36,7 +36,7 @@ BROKEN = {
     "a grant counts from the latest sign": ("P1", LOSSY),
     "an offer is shorter than the ttl": ("P1", SURE),
     "a grant is repeated without a fresh ttl": ("P1", LOSSY),
-    "an old message gives back a new grant": ("P1", SURE),
+    "an old message releases a new grant": ("P1", SURE),
     "a waiter gives up without a release": ("P5", SURE),
     "a message for one that has left is dropped": ("P5", SURE),
     "a release hands nothing on": ("P8", SURE),

@@ -54,7 +54,7 @@ class Visitor:
         try:
             async with self._block(fences, max_hold) as lease:
                 entered = lease
-                self._tell_lease("entered", lease, fences=[lease.resource] * len(fences))
+                self._record_lease("entered", lease, fences=[lease.resource] * len(fences))
                 await self._body(lease, stage.resources[visit.name].of(lease))
         except BaseException as left:
             error = left
@@ -63,7 +63,7 @@ class Visitor:
             if entered is not None:
                 kind = None if error is None else type(error).__name__
                 noted = any("fencing_sdk" in note for note in getattr(error, "__notes__", ()))
-                self._tell_lease("left", entered, error=kind, noted=noted, outer=self.cancelled)
+                self._record_lease("left", entered, error=kind, noted=noted, outer=self.cancelled)
 
     @contextlib.asynccontextmanager
     async def _block(self, fences: Sequence[Resource], max_hold: float | None) -> AsyncIterator[Lease]:
@@ -100,7 +100,7 @@ class Visitor:
             how = type(error).__name__
             raise
         finally:
-            self._tell_lease("body_ended", lease, how=how)
+            self._record_lease("body_ended", lease, how=how)
 
     async def _work(self, lease: Lease, resource: Resource) -> None:
         body, lasts = self.visit.body, self._lasts()
@@ -164,7 +164,7 @@ class Visitor:
 
     def _read(self, lease: Lease) -> Token:
         token = lease.token
-        self._tell("read", resource=lease.resource, name=lease.name, token=int(token), holder=lease.holder)
+        self._record("read", resource=lease.resource, name=lease.name, token=int(token), holder=lease.holder)
         return token
 
     def _maybe_stall(self) -> None:
@@ -173,7 +173,7 @@ class Visitor:
             self.actor.stall = None
             since = self.stage.now
             self.stage.kernel.sleep(seconds)  # longer than asked for if another client stalls meanwhile
-            self._tell("trouble", what="stalled", who=self.actor.name, since=since, until=self.stage.now)
+            self._record("trouble", what="stalled", who=self.actor.name, since=since, until=self.stage.now)
 
     async def _write_late(self, token: Token, resource: Resource) -> None:
         """Write with a token that was kept, as a thread or a queue does that was not cancelled."""
@@ -182,8 +182,8 @@ class Visitor:
             async with asyncio.timeout(_ANSWER_LIMIT):
                 await resource.write(token, self.stage.now)
 
-    def _tell(self, kind: str, **fields: object) -> None:
-        self.stage.recording.tell(kind, self.actor.name, **fields)
+    def _record(self, kind: str, **fields: object) -> None:
+        self.stage.recording.record(kind, self.actor.name, **fields)
 
-    def _tell_lease(self, kind: str, lease: Lease, **fields: object) -> None:
-        self._tell(kind, name=lease.name, token=state_of(lease).number, holder=lease.holder, **fields)
+    def _record_lease(self, kind: str, lease: Lease, **fields: object) -> None:
+        self._record(kind, name=lease.name, token=state_of(lease).number, holder=lease.holder, **fields)

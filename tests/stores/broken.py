@@ -636,7 +636,7 @@ class ReleaseNeedsTheAnswer(Sound):
             await super().release(claim)
 
 
-@caught_by("test_a_cancelled_acquisition_can_be_given_back")
+@caught_by("test_a_cancelled_acquisition_can_be_released")
 class ACancelledAcquisitionSticks(Sound):
     async def acquire(self, claim):
         outcome = await super().acquire(elsewhere(claim, owner=f"pending {claim.owner}"))
@@ -668,9 +668,9 @@ class WakesOnlyItsOwnWaiters(Sound):
 
 @caught_by("test_a_release_before_joining_is_not_missed")
 class GrantsOnlyToThoseItWoke(Sound):
-    def stand(self, claim, tell, *, hand_over):
+    def stand(self, claim, notify, *, hand_over):
         waiter = super().stand(claim, lambda *_: None, hand_over=hand_over)
-        waiter.tell, waiter.waits = tell, True
+        waiter.notify, waiter.waits = notify, True
         return waiter
 
     def _wake_next(self, name):
@@ -687,18 +687,18 @@ class GrantsOnlyToThoseItWoke(Sound):
 @caught_by("test_a_release_between_joining_and_waiting_is_not_missed")
 class AWakeUpIsNotKept(Sound):
     def _wake_next(self, name):
-        waits = {waiter: waiter.tell for waiter in self._waiters}
+        waits = {waiter: waiter.notify for waiter in self._waiters}
         for waiter in waits:
-            waiter.tell = lambda *_: None
+            waiter.notify = lambda *_: None
         super()._wake_next(name)
-        for waiter, tell in waits.items():
-            waiter.tell = tell
+        for waiter, notify in waits.items():
+            waiter.notify = notify
 
 
 @caught_by("test_the_line_is_served_in_order", "test_fifty_waiters_are_all_served_in_order")
 class LastComeFirstServed(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        place = super().stand(claim, tell, hand_over=hand_over)
+    def stand(self, claim, notify, *, hand_over):
+        place = super().stand(claim, notify, hand_over=hand_over)
         if not hand_over:
             self._table.lines[claim.name].move_to_end(claim.owner, last=False)
         return place
@@ -782,8 +782,8 @@ class CancelledWaitersStay(Sound):
 
 @caught_by("test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line")
 class HalfJoinedWaitersStay(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        place = super().stand(claim, tell, hand_over=hand_over)
+    def stand(self, claim, notify, *, hand_over):
+        place = super().stand(claim, notify, hand_over=hand_over)
         place.leave, leave = lambda: None, place.leave
         soon = asyncio.get_running_loop().call_soon
         soon(soon, soon, setattr, place, "leave", leave)
@@ -811,7 +811,7 @@ class OneLineForAll(Sound):
 class WakesInsteadOfHandingOver(Sound):
     def _wake_next(self, name):
         for waiter in self._waiters:
-            waiter.tell()
+            waiter.notify()
 
 
 @caught_by("test_a_release_hands_the_lock_over_with_its_token")
@@ -820,22 +820,22 @@ class HandsOverWhatItDoesNotHold(Sound):
         owner = self._table.next_in_line(name, self._clock.now())
         waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
         if waiter is not None:
-            waiter.tell(Grant(2**52) if waiter.hands_over else None)
+            waiter.notify(Grant(2**52) if waiter.hands_over else None)
 
 
 @caught_by("test_a_lock_that_was_released_before_the_waiter_joined_is_handed_over")
 class JoinsWithoutALook(Sound):
-    def stand(self, claim, tell, *, hand_over):
+    def stand(self, claim, notify, *, hand_over):
         wake_next, self._wake_next = self._wake_next, lambda _name: None
-        standing = super().stand(claim, tell, hand_over=hand_over)
+        standing = super().stand(claim, notify, hand_over=hand_over)
         self._wake_next = wake_next
         return standing
 
 
 @caught_by("test_a_lock_is_handed_over_in_the_order_of_arrival")
 class HandsOverToTheLast(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        standing = super().stand(claim, tell, hand_over=hand_over)
+    def stand(self, claim, notify, *, hand_over):
+        standing = super().stand(claim, notify, hand_over=hand_over)
         if hand_over and claim.owner in self._table.lines.get(claim.name, {}):
             self._table.lines[claim.name].move_to_end(claim.owner, last=False)
         return standing
@@ -848,15 +848,15 @@ class ReleasesWithoutLeaving(Sound):
             self._wake_next(claim.name)
 
 
-@caught_by("test_a_grant_on_its_way_to_a_waiter_that_leaves_is_given_back")
+@caught_by("test_a_grant_on_its_way_to_a_waiter_that_leaves_is_released")
 class ReleasesOnlyWhatWasTaken(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        def told(grant=None, age=0.0):
+    def stand(self, claim, notify, *, hand_over):
+        def heard(grant=None, age=0.0):
             if grant is not None:
                 self.__dict__.setdefault("handed", set()).add(claim.owner)
-            tell(grant, age)
+            notify(grant, age)
 
-        return super().stand(claim, told, hand_over=hand_over)
+        return super().stand(claim, heard, hand_over=hand_over)
 
     async def release(self, claim):
         if claim.owner not in self.__dict__.get("handed", ()):
@@ -865,14 +865,14 @@ class ReleasesOnlyWhatWasTaken(Sound):
 
 @caught_by("test_a_handed_grant_lasts_for_its_ttl_from_its_age_on")
 class HandsOverForAMoment(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        return super().stand(replace(claim, ttl=claim.ttl / 4), tell, hand_over=hand_over)
+    def stand(self, claim, notify, *, hand_over):
+        return super().stand(replace(claim, ttl=claim.ttl / 4), notify, hand_over=hand_over)
 
 
 @caught_by("test_a_waiter_that_asks_is_woken_and_not_handed_the_lock")
 class HandsOverToThoseThatAsk(Sound):
-    def stand(self, claim, tell, *, hand_over):
-        return super().stand(claim, tell, hand_over=True)
+    def stand(self, claim, notify, *, hand_over):
+        return super().stand(claim, notify, hand_over=True)
 
 
 # Notices
@@ -891,7 +891,7 @@ class TellsNobodyOfALoss(Sound):
 class TellsOfEveryRelease(Sound):
     async def release(self, claim):
         await super().release(claim)
-        self._loss_notices.tell(claim, LossReason.REVOKED)
+        self._loss_notices.notify(claim, LossReason.REVOKED)
 
 
 @caught_by("test_notices_stop_when_nobody_wants_them")
@@ -1012,9 +1012,9 @@ class ForgetsTheHolderForTheNextOne(Sound):
         self.waited = bool(await self.list_waiters(name))
         return await super().revoke(name, token, reason)
 
-    def _tell(self, ended, reason):
+    def _notify(self, ended, reason):
         if not self.waited:
-            super()._tell(ended, reason)
+            super()._notify(ended, reason)
 
 
 @caught_by("test_one_permit_is_revoked_and_the_others_stay")
@@ -1227,7 +1227,7 @@ class TheHeirHasANewShare(Sound):
 
 @caught_by(
     "test_as_many_permits_are_granted_as_there_are",
-    "test_each_permit_that_is_given_back_lets_one_waiter_in",
+    "test_each_permit_that_is_released_lets_one_waiter_in",
     "test_a_client_holds_permits_and_readers",
 )
 class PermitsWithoutAnEnd(Sound):
@@ -1235,7 +1235,7 @@ class PermitsWithoutAnEnd(Sound):
         return await super().acquire(elsewhere(claim, mode=Permit(of=1000)) if claim.mode.word == "permit" else claim)
 
 
-@caught_by("test_a_permit_that_was_given_back_is_granted_again")
+@caught_by("test_a_permit_that_was_released_is_granted_again")
 class NumbersArePermanent(Sound):
     granted = 0
 
@@ -1309,9 +1309,9 @@ class ReadersKeepTheirTokenForEver(Sound):
 
 @caught_by("test_tokens_grow_across_all_modes_in_line")
 class LocksHaveTheTokenOfTheirPlaceAndReadersAnother(Sound):
-    def stand(self, claim, tell, *, hand_over):
+    def stand(self, claim, notify, *, hand_over):
         self.places = {**getattr(self, "places", {}), claim.owner: draw_token(self._table)}
-        return super().stand(claim, tell, hand_over=hand_over)
+        return super().stand(claim, notify, hand_over=hand_over)
 
     async def acquire(self, claim):
         answer = await super().acquire(claim)
@@ -1382,8 +1382,8 @@ class WritersLeaveInSilence(Sound):
 
 
 @caught_by(
-    "test_each_permit_that_is_given_back_lets_one_waiter_in",
-    "test_two_permits_that_are_given_back_at_once_let_two_in",
+    "test_each_permit_that_is_released_lets_one_waiter_in",
+    "test_two_permits_that_are_released_at_once_let_two_in",
 )
 class WakesWhenNoneIsHeld(Sound):
     def _wake_next(self, name):

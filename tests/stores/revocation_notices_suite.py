@@ -51,7 +51,7 @@ async def holding(url: str, *names: str, **options: str) -> AsyncIterator[tuple[
             await stay.abandon()
 
 
-async def told(stay: Stay, reason: str = "hangs") -> None:
+async def heard(stay: Stay, reason: str = "hangs") -> None:
     await stay.over()
     assert stay.lost is LossReason.REVOKED
     assert stay.error.detail == reason
@@ -86,13 +86,13 @@ class RevocationNoticesSuite(ABC):
         async with holding(self.url(bench), "a", "other") as (_, (stay, other)), connect(self.url(bench)) as operator:
             assert await self.listeners(bench) == 1
             assert await operator.revoke("a", token=stay.token, reason="hangs")
-            await told(stay)
+            await heard(stay)
             await other.end()
 
     async def test_a_client_tells_itself(self, bench):
         async with holding(self.url(bench), "a") as (locks, (stay,)):
             assert await locks.revoke("a", token=stay.token, reason="hangs")
-            await told(stay)
+            await heard(stay)
 
     async def test_all_readers_of_a_token_are_told_and_one_permit(self, bench):
         async with opened(self.url(bench)) as (locks, _), connect(self.url(bench)) as operator:
@@ -107,7 +107,7 @@ class RevocationNoticesSuite(ABC):
                 assert await operator.revoke("guide", token=one.token, reason="hangs")
                 assert await operator.revoke("seats", token=taken.token, reason="hangs")
                 for stay in (one, two, taken):
-                    await told(stay)
+                    await heard(stay)
                 await kept.end()
 
     async def test_a_message_proves_nothing(self, bench):
@@ -116,7 +116,7 @@ class RevocationNoticesSuite(ABC):
             await self.leave_earlier_reason(bench, "a")
             await self.forge(bench, locks, "a")
             assert await locks.revoke("b", token=stay.token, reason="hangs")
-            await told(stay)  # messages arrive in order, so those before were looked at
+            await heard(stay)  # messages arrive in order, so those before were looked at
             await kept.end()
 
     async def test_a_short_hold_does_not_listen(self, bench, monkeypatch):
@@ -132,7 +132,7 @@ class RevocationNoticesSuite(ABC):
             assert len(watcher(locks)._held) == 2
             await stays[0].end()
             assert await locks.revoke("b", token=stays[1].token, reason="hangs")
-            await told(stays[1])
+            await heard(stays[1])
             await until(lambda: not watcher(locks)._held)
 
     async def test_a_client_that_holds_nothing_for_a_while_listens_no_more_until_it_holds_again(
@@ -145,7 +145,7 @@ class RevocationNoticesSuite(ABC):
                     await listening(locks)
                     assert await self.listeners(bench) == 1
                     assert await operator.revoke("a", token=stay.token, reason="hangs")
-                    await told(stay)
+                    await heard(stay)
                 await eventually(lambda: self.none_listens(bench), what="none listens")
 
     async def test_a_client_that_is_closed_listens_no_more(self, bench):

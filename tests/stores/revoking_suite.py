@@ -87,9 +87,9 @@ class Race:
             await asyncio.sleep(random.uniform(0.0, 0.002))
             outcomes = await asyncio.gather(*(rival() for rival in rivals))
         next_token = following.result()
-        told = sum(outcome is True for outcome in outcomes)
-        self.taken_away += told
-        assert told <= 1 if end != "renew" else told == 1, f"{told} operators were told that they took it away"
+        heard = sum(outcome is True for outcome in outcomes)
+        self.taken_away += heard
+        assert heard <= 1 if end != "renew" else heard == 1, f"{heard} operators were told that they took it away"
         assert next_token > token, "the tokens did not rise"
         await self._successor_is_safe(follower, claim, token, next_token)
         await self.successor.release(follower)

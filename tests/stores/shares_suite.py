@@ -227,7 +227,7 @@ class SharesSuite:
             for client, claim in claims:
                 await client.release(claim)
 
-    async def test_a_permit_that_is_given_back_lets_the_others_in_line_sleep(self, backend: Any):
+    async def test_a_permit_that_is_released_lets_the_others_in_line_sleep(self, backend: Any):
         """The first is served with its number. Those behind the second have not asked since they joined."""
         held, claims = [claim_of(Permit(of=2)) for _ in range(2)], [claim_of(Permit(of=2)) for _ in range(5)]
         for claim in held:

@@ -280,8 +280,8 @@ class EtcdBench(Line):
 
     def seconds_left(self, name: str) -> float:
         """In whole seconds, rounded down; a moment in the last second, for which etcd leaves the TTL out."""
-        told = [self.cluster.ask("lease/timetolive", {"ID": kv["lease"]}) for kv in self._keys(name).values()]
-        left = [int(lease.get("TTL", 0)) for lease in told]  # -1: the lease is gone
+        heard = [self.cluster.ask("lease/timetolive", {"ID": kv["lease"]}) for kv in self._keys(name).values()]
+        left = [int(lease.get("TTL", 0)) for lease in heard]  # -1: the lease is gone
         return max([0.0, *(max(0.001, seconds) for seconds in left if seconds >= 0)])
 
     async def in_line(self, name: str) -> int:
@@ -355,12 +355,12 @@ class KahunaBench:
     def seconds_left(self, name: str) -> float:
         answer: dict[str, Any] = {}
 
-        def told() -> bool:
+        def heard() -> bool:
             """While a renewal is replicated, the server does not say who the owner is."""
             answer.update(self._info(name))
             return answer["type"] != AnswerType.WAITING_FOR_REPLICATION
 
-        wait_until(told, what=f"the server tells of {name!r}", within=PATIENCE)
+        wait_until(heard, what=f"the server tells of {name!r}", within=PATIENCE)
         return answer["expires"]["l"] / 1000 - time.time() if answer["owner"] else 0.0
 
     def _info(self, name: str) -> dict[str, Any]:

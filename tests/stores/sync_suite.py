@@ -220,11 +220,11 @@ class SyncSuite:
         await asyncio.to_thread(self._lose, bench.url)
 
     def _lose(self, url: str) -> None:
-        told: SimpleQueue[LossReason] = SimpleQueue()
+        heard: SimpleQueue[LossReason] = SimpleQueue()
         with connect(url) as locks:
             # The longer the ttl, the later the loss may be noticed and still be an expiry. The test waits for max_hold.
             with pytest.raises(LeaseLostError) as loss, locks.lock("a", ttl=300, max_hold=0.5) as lease:
-                lease.on_lost(told.put)
+                lease.on_lost(heard.put)
                 assert lease.wait_lost(PATIENCE) is LossReason.EXPIRED
                 for ask in (lease.check, lambda: lease.token, current_token, lease.renew):
                     with pytest.raises(LeaseLostError):
@@ -234,10 +234,10 @@ class SyncSuite:
             assert loss.value.reason is LossReason.EXPIRED
             with locks.lock("a", wait=PATIENCE):
                 pass
-            assert told.get(timeout=PATIENCE) is LossReason.EXPIRED
-            assert told.empty()
+            assert heard.get(timeout=PATIENCE) is LossReason.EXPIRED
+            assert heard.empty()
 
-    async def test_closing_gives_back_what_is_held_and_the_client_opens_again(self, bench: SyncBench):
+    async def test_closing_releases_what_is_held_and_the_client_opens_again(self, bench: SyncBench):
         await asyncio.to_thread(self._close, bench.url)
 
     def _close(self, url: str) -> None:
@@ -258,13 +258,13 @@ class SyncRevokingSuite:
         await asyncio.to_thread(self._revoke, bench.url)
 
     def _revoke(self, url: str) -> None:
-        told: SimpleQueue[LossReason] = SimpleQueue()
+        heard: SimpleQueue[LossReason] = SimpleQueue()
         with connect(url) as locks:
             lock = locks.lock("a", ttl=60, heartbeat_interval=0.5)
             with pytest.raises(LeaseLostError) as loss, lock as lease:
-                lease.on_lost(told.put)
+                lease.on_lost(heard.put)
                 assert locks.revoke("a", token=lease.token, reason="deploy")
-                assert told.get(timeout=PATIENCE) is LossReason.REVOKED
+                assert heard.get(timeout=PATIENCE) is LossReason.REVOKED
                 assert not lease.held
                 with pytest.raises(LeaseLostError):
                     current_token()

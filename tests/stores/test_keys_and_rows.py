@@ -34,7 +34,7 @@ PARTS = {"NAME": "[^/:]+", "OWNER": "[0-9a-f]{32}", "SESSION": "[0-9a-f]+", "NUM
 LABEL = "host 7"
 
 
-def told(store: str) -> list[str]:
+def heard(store: str) -> list[str]:
     """The keys or tables in the section of *store*."""
     section = re.search(rf"^### {re.escape(store)}\n(.*?)(?=^###|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None, f"{PAGE.name} has no section {store!r}"
@@ -45,10 +45,10 @@ def check(store: str, found: Iterable[str]) -> None:
     """Every key that was *found* has a line of its own, and every line has a key."""
     seen = set()
     for key in found:
-        lines = [line for line in told(store) if re.fullmatch(_pattern(line), key)]
+        lines = [line for line in heard(store) if re.fullmatch(_pattern(line), key)]
         assert len(lines) == 1, f"{key} is told by {lines}"
         seen.add(lines[0])
-    assert seen == set(told(store))
+    assert seen == set(heard(store))
 
 
 def _pattern(line: str) -> str:

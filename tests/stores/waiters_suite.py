@@ -74,9 +74,9 @@ class BlockedLoop(threading.Thread):
 
     async def _run(self) -> None:
         async with connect(self.url) as locks:
-            told = asyncio.Event()
-            taking = asyncio.create_task(telling(locks.lock("a", ttl=2), told.set).acquire())
-            waiting = asyncio.create_task(told.wait())
+            heard = asyncio.Event()
+            taking = asyncio.create_task(telling(locks.lock("a", ttl=2), heard.set).acquire())
+            waiting = asyncio.create_task(heard.wait())
             await asyncio.wait((taking, waiting), return_when=asyncio.FIRST_COMPLETED)
             self.asks.set()
             await asyncio.to_thread(self.go_on.wait, LIMIT)

@@ -115,7 +115,7 @@ class Waiters:
         while line := await self.process.stdout.readline():
             self.said.append(json.loads(line))
 
-    async def told(self, kind: str) -> dict[str, Any]:
+    async def heard(self, kind: str) -> dict[str, Any]:
         """Wait until it said something of this *kind*."""
         await until(
             lambda: any(said["kind"] == kind for said in self.said),

@@ -42,11 +42,11 @@ class LedgerBackend(MemoryBackend):
         self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
         return answer
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
         def handed(grant: Grant | None = None, age: float = 0.0) -> None:
             if grant is not None:
                 self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), grant.token))
-            tell(grant, age)
+            notify(grant, age)
 
         return super().stand(claim, handed, hand_over=hand_over)
 

@@ -26,7 +26,7 @@ __all__ = [
     "LAST_CALL",
     "LINE_POLL",
     "LINE_TTL",
-    "LONGEST_NAP",
+    "LONGEST_PAUSE",
     "TOKEN_LIMIT",
     "AnyLease",
     "BootClock",
@@ -50,4 +50,4 @@ __all__ = [
 
 LAST_CALL = "fencing_sdk._engine.terms._LAST_CALL"
 CALL_LIMIT = "fencing_sdk._engine.engine._CALL_LIMIT"
-LONGEST_NAP = "fencing_sdk._engine.acquisition._LONGEST_PAUSE"
+LONGEST_PAUSE = "fencing_sdk._engine.acquisition._LONGEST_PAUSE"

@@ -325,12 +325,12 @@ async def test_a_world_is_driven_by_plain_code_inside_another_loop(lock_world):
 
 @pytest.mark.parametrize("named", ["by its name", "by the lease"])
 def test_a_lease_of_a_world_ends_and_observers_of_the_loss_are_called_in_order(lock_world, end, reason, named, caplog):
-    ada, told = lock_world.client("Ada"), []
+    ada, heard = lock_world.client("Ada"), []
     with pytest.raises(LeaseLostError) as raised:
         with ada.sync_locks.lock(NAME, interrupt=True) as lease:
-            lease.on_lost(told.append)
+            lease.on_lost(heard.append)
             end(NAME if named == "by its name" else lease)
-            assert told == [reason]
+            assert heard == [reason]
             lock_world.sleep(1)
     assert raised.value.reason is reason
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

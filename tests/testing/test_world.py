@@ -299,16 +299,16 @@ def test_a_released_lock_is_free_at_once():
 def test_a_suspended_machine_finds_its_lease_over_although_its_timers_have_not_fired():
     with World() as world:
         a = world.client("A")
-        told = []
+        heard = []
 
         async def body():
             async with a.locks.lock("seats/42", ttl=10):
                 loop = asyncio.get_running_loop()
-                told.append(loop.time())
+                heard.append(loop.time())
                 try:
                     await asyncio.sleep(3600)
                 finally:
-                    told.append(loop.time())
+                    heard.append(loop.time())
                     with pytest.raises(LeaseLostError):
                         current_token()
 
@@ -320,7 +320,7 @@ def test_a_suspended_machine_finds_its_lease_over_although_its_timers_have_not_f
         with pytest.raises(LeaseLostError):
             world.finish(working)
         assert world.now < 3604
-        assert told[1] - told[0] < 4, "the loop slept with the machine, and the next heartbeat saw it"
+        assert heard[1] - heard[0] < 4, "the loop slept with the machine, and the next heartbeat saw it"
 
 
 # The links of a world: what can be held up or lost, in which direction, and how often.

@@ -353,10 +353,10 @@ def test_the_end_closes_clients_and_finishes_work():
         world.sleep(1)
         a.pause()
         assert ended == []
-        told = world.history
+        heard = world.history
     assert ended == ["work", "generator"]
     assert world.holder("seats/42") is None, "it was released"
-    assert world.history == told, "the end is no part of the story"
+    assert world.history == heard, "the end is not part of the story"
     world.close()
     with pytest.raises(UsageError, match="this world has ended"):
         world.sleep(1)

@@ -106,13 +106,13 @@ async def a_decorated_coroutine_keeps_its_signature() -> None:
     await job(1)
 
 
-@locks.elected("scheduler/{shard}", ttl=15, drain=5)
+@locks.elected("scheduler/{shard}", ttl=15, finish_within=5)
 async def schedule(shard: int) -> bytes:
     return b"%d" % shard
 
 
 async def an_election_gives_terms() -> None:
-    election = locks.election("scheduler", ttl=15, drain=timedelta(seconds=5), label="pod-7")
+    election = locks.election("scheduler", ttl=15, finish_within=timedelta(seconds=5), label="pod-7")
     assert_type(election, Election)
     async for term in election:
         assert_type(term, ElectionTerm)
@@ -236,7 +236,7 @@ class OldLockOfCoroutines:
     async def renew(self, owner: str, ttl: float) -> bool:
         return bool(owner and ttl)
 
-    async def give_back(self, owner: str) -> None: ...
+    async def release(self, owner: str) -> None: ...
 
 
 class OldLockOfFunctions:
@@ -246,7 +246,7 @@ class OldLockOfFunctions:
     def renew(self, owner: str, ttl: float) -> bool:
         return bool(owner and ttl)
 
-    def give_back(self, owner: str) -> int:
+    def release(self, owner: str) -> int:
         return len(owner)
 
 

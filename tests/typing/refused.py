@@ -62,7 +62,7 @@ async def wrong_type_of_option() -> None: ...
 
 async def options_of_an_election() -> None:
     locks.election("a", wait=5)  # type: ignore[call-arg]
-    locks.election("a", drain="5")  # type: ignore[arg-type]
+    locks.election("a", finish_within="5")  # type: ignore[arg-type]
     for term in locks.election("a"):  # type: ignore[attr-defined]
         print(term)  # noqa: T201  (never run)
 

@@ -76,9 +76,9 @@ class StoreWithLine(ScriptedStore):
         self.leaving = 0.0
         self.places = KeptPlaces()
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:
         assert hand_over
-        return self.places.stand(self.in_line, claim, tell)
+        return self.places.stand(self.in_line, claim, notify)
 
     @contextlib.asynccontextmanager
     async def in_line(self, claim: Claim) -> AsyncIterator[StoreWithLine]:
@@ -179,7 +179,7 @@ async def test_a_repeated_grant_whose_first_request_is_too_old_is_not_used():
 
 
 @in_virtual_time
-async def test_a_grant_that_came_after_its_deadline_is_given_back_and_asked_for_again():
+async def test_a_grant_that_came_after_its_deadline_is_released_and_asked_for_again():
     class Sleepy(ScriptedStore):
         async def acquire(self, claim):
             grant = await super().acquire(claim)
@@ -197,7 +197,7 @@ async def test_a_grant_that_came_after_its_deadline_is_given_back_and_asked_for_
 
 @pytest.mark.parametrize("token", [True, -1, 2**53, "34", None, 34.0], ids=repr)
 @in_virtual_time
-async def test_a_grant_without_a_proper_token_is_refused_and_given_back(token):
+async def test_a_grant_without_a_proper_token_is_refused_and_released(token):
     async with desk(ScriptedStore(Grant(token))) as d:
         with pytest.raises(BackendRefusedError, match="token"):
             await d.run()
@@ -221,7 +221,7 @@ async def test_a_store_that_grants_less_is_believed():
 
 
 @in_virtual_time
-async def test_a_grant_too_short_for_the_heartbeat_that_was_set_is_refused_and_given_back():
+async def test_a_grant_too_short_for_the_heartbeat_that_was_set_is_refused_and_released():
     async with desk(ScriptedStore(Grant(34, ttl=3.0)), heartbeat_interval=1.0) as d:
         with pytest.raises(BackendRefusedError, match=r"it grants less: heartbeat_interval=1 was set for ttl=10"):
             await d.run()
@@ -502,7 +502,7 @@ async def test_a_refusal_is_definite_so_nothing_is_released():
     ],
 )
 @in_virtual_time
-async def test_an_answer_that_a_backend_has_filled_in_wrongly_is_refused_and_given_back(mode, answer, mistake):
+async def test_an_answer_that_a_backend_has_filled_in_wrongly_is_refused_and_released(mode, answer, mistake):
     async with desk(ScriptedStore(answer)) as d:
         d.terms = d.terms._replace(mode=mode, wait=1.0)
         with pytest.raises(BackendRefusedError, match=mistake):
@@ -571,12 +571,12 @@ class StoreThatHandsOver(ScriptedStore, PlaceInLine):
 
     def __init__(self, *script) -> None:
         super().__init__(*script)
-        self.tell: WaiterNotice | None = None
+        self.notify: WaiterNotice | None = None
         self.left = 0
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> StoreThatHandsOver:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> StoreThatHandsOver:
         assert claim.owner == self.owners[-1]
-        self.tell, self.hands_over = tell, hand_over
+        self.notify, self.hands_over = notify, hand_over
         return self
 
     def retry_after(self, _advice: float) -> float:
@@ -600,7 +600,7 @@ async def test_a_grant_that_is_handed_over_counts_from_its_age_and_is_not_asked_
     async with desk(StoreThatHandsOver(Busy(5.0))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
-        d.store.tell(Grant(34), 0.75)
+        d.store.notify(Grant(34), 0.75)
         won = await acquiring
         assert (won.grant.token, won.sent_at, won.unanswered_calls) == (34, 1030 - 0.75, ())
         assert (d.store.times, d.store.left) == ([0.0], 1)
@@ -614,7 +614,7 @@ async def test_a_grant_that_is_handed_over_late_is_asked_for_again_by_the_same_o
     async with desk(StoreThatHandsOver(Busy(5.0), (0.5, Grant(34)))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
-        d.store.tell(Grant(34), Timing.build(ttl=TTL).heartbeat_interval)
+        d.store.notify(Grant(34), Timing.build(ttl=TTL).heartbeat_interval)
         won = await acquiring
         assert (won.sent_at, d.store.times) == (1030.0, [0.0, 30.0])
         assert len(set(d.store.owners)) == 1
@@ -627,7 +627,7 @@ async def test_a_grant_that_was_handed_over_before_a_pause_of_the_process_is_ask
     async with desk(StoreThatHandsOver(Busy(5.0), Grant(34))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
-        d.store.tell(Grant(34), 0.1)
+        d.store.notify(Grant(34), 0.1)
         block(VALID)
         won = await acquiring
         assert won.sent_at == 1030 + VALID
@@ -638,7 +638,7 @@ async def test_a_waiter_that_gives_up_in_the_turn_of_its_grant_releases_its_clai
     async with desk(StoreThatHandsOver(Busy(5.0))) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
-        d.store.tell(Grant(34), 0.1)
+        d.store.notify(Grant(34), 0.1)
         acquiring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await acquiring
@@ -661,9 +661,9 @@ async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
     async with desk(StoreThatHandsOver(Busy(5.0), UNAVAILABLE), backoff=every(3)) as d:
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(30)
-        d.store.tell()
+        d.store.notify()
         await asyncio.sleep(1)
-        d.store.tell(Grant(34), 0.5)
+        d.store.notify(Grant(34), 0.5)
         won = await acquiring
         assert (won.sent_at, len(won.unanswered_calls), d.store.times) == (1030.5, 1, [0.0, 30.0])
 
@@ -686,7 +686,7 @@ async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
         acquiring = asyncio.ensure_future(d.run())
         await asyncio.sleep(1)
         assert not d.store.hands_over
-        d.store.tell()
+        d.store.notify()
         assert (await acquiring).sent_at == 1001.0
 
 
@@ -758,7 +758,7 @@ async def test_in_a_crowd_a_release_is_not_behind_the_tries_that_wait():
     store = OneByOne(Grant(1))
     crowd = Crowd(store, 500)
     await asyncio.sleep(1.0)
-    assert await crowd.desk.store_calls.give_back(Claim("a", TTL), VALID / 2)
+    assert await crowd.desk.store_calls.release(Claim("a", TTL), VALID / 2)
     assert store.released[0][0] == 1.0
     assert len(store.began) < 200
     await crowd.outcomes()

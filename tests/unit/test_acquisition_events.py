@@ -75,9 +75,9 @@ class Store(FaultyBackend):
 
 @contextlib.asynccontextmanager
 async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Told]]:
-    told = Told()
-    async with LockClient(store, observers=[told.events.append], clock=LoopClock(), watch_stalls=False) as locks:
-        yield locks, told
+    heard = Told()
+    async with LockClient(store, observers=[heard.events.append], clock=LoopClock(), watch_stalls=False) as locks:
+        yield locks, heard
         store.heal()
 
 
@@ -94,39 +94,39 @@ NOT_ACQUIRED: Sequence[str] = ["acquiring", "not_acquired"]
 @in_virtual_time
 async def test_a_lock_that_is_asked_for_once_and_held_is_told(call):
     store = Store()
-    async with opened(store) as (locks, told), held_by_another(store):
+    async with opened(store) as (locks, heard), held_by_another(store):
         lock = locks.lock("a", wait=0)
         if call == "try_acquire":
             assert await lock.try_acquire() is None
         else:
             with pytest.raises(AcquireError):
                 await (lock.acquire() if call == "acquire" else lock.__aenter__())
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert told.ends() == [(NotAcquiredReason.HELD, 0.0, 0)]
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert heard.ends() == [(NotAcquiredReason.HELD, 0.0, 0)]
 
 
 @in_virtual_time
 async def test_a_wait_that_is_over_is_told():
     store = Store()
-    async with opened(store) as (locks, told), held_by_another(store):
+    async with opened(store) as (locks, heard), held_by_another(store):
         with pytest.raises(TimeoutError):
             await locks.lock("a", wait=3).acquire()
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert told.ends() == [(NotAcquiredReason.TIMED_OUT, 3.0, 0)]
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert heard.ends() == [(NotAcquiredReason.TIMED_OUT, 3.0, 0)]
 
 
 @pytest.mark.parametrize("silent", [False, True])
 @in_virtual_time
 async def test_a_wait_that_is_cancelled_is_told(silent):
     store = Store()
-    async with opened(store) as (locks, told), held_by_another(store):
+    async with opened(store) as (locks, heard), held_by_another(store):
         if silent:
             store.hang("acquire")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await locks.lock("a").acquire()
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert told.ends() == [(NotAcquiredReason.CANCELLED, 1.0, int(silent))]
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert heard.ends() == [(NotAcquiredReason.CANCELLED, 1.0, int(silent))]
 
 
 ERRORS = [
@@ -141,14 +141,14 @@ ERRORS = [
 @in_virtual_time
 async def test_an_error_of_the_store_is_told(error, reason, unanswered):
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         store.refusals.append(error)
         with pytest.raises(type(error)):
             await locks.lock("a", wait=0).acquire()
-        (kinds,) = told.kinds()
+        (kinds,) = heard.kinds()
         assert [kind for kind in kinds if kind != "stale_rejected"] == NOT_ACQUIRED
         assert ("stale_rejected" in kinds) == (reason is NotAcquiredReason.STALE)
-        assert told.ends() == [(reason, 0.0, unanswered)]
+        assert heard.ends() == [(reason, 0.0, unanswered)]
 
 
 @in_virtual_time
@@ -157,44 +157,44 @@ async def test_a_wait_strategy_that_fails_is_told():
         raise ZeroDivisionError
 
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         store.refusals.append(BackendUnavailableError("Store", "acquire"))
         with pytest.raises(ZeroDivisionError):
             await locks.lock("a", backoff=broken).acquire()
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert told.ends() == [(NotAcquiredReason.FAILED, 0.0, 1)]
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert heard.ends() == [(NotAcquiredReason.FAILED, 0.0, 1)]
 
 
 @in_virtual_time
 async def test_a_grant_that_comes_too_late_ends_one_acquisition_and_the_caller_begins_another():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         store.pauses.append(0.9 * TTL)
         lease = await locks.lock("a", ttl=TTL).acquire()
         await lease.release()
-        assert told.kinds() == [NOT_ACQUIRED, ["acquiring", "acquired", "released"]]
-        ((reason, waited, unanswered),) = told.ends()
+        assert heard.kinds() == [NOT_ACQUIRED, ["acquiring", "acquired", "released"]]
+        ((reason, waited, unanswered),) = heard.ends()
         assert (reason, unanswered) == (NotAcquiredReason.TOO_LATE, 1)
         assert waited >= 0.9 * TTL
-        assert told.events[-1].holder == lease.holder
+        assert heard.events[-1].holder == lease.holder
 
 
 @in_virtual_time
 async def test_a_grant_that_comes_too_late_for_the_caller_too_is_told_as_what_the_caller_sees():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         store.pauses.append(2 * TTL)
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=TTL).acquire()
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert told.ends() == [(NotAcquiredReason.UNAVAILABLE, 2 * TTL, 1)]
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert heard.ends() == [(NotAcquiredReason.UNAVAILABLE, 2 * TTL, 1)]
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "asking"])
 @in_virtual_time
 async def test_a_wait_that_the_closing_of_its_client_ends_is_told(waits):
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         async with held_by_another(store):
             if not waits:
                 store.delay("acquire", 1.0)
@@ -203,8 +203,8 @@ async def test_a_wait_that_the_closing_of_its_client_ends_is_told(waits):
             await locks.aclose()
             with pytest.raises(UsageError):
                 await waiting
-        assert told.kinds() == [NOT_ACQUIRED]
-        assert {reason for reason, _, _ in told.ends()} == {NotAcquiredReason.CLOSED}
+        assert heard.kinds() == [NOT_ACQUIRED]
+        assert {reason for reason, _, _ in heard.ends()} == {NotAcquiredReason.CLOSED}
 
 
 # From Acquired to Released.
@@ -216,28 +216,28 @@ LOST: Sequence[str] = ["acquiring", "acquired", "lost", "released"]
 @in_virtual_time
 async def test_a_handle_of_a_client_that_is_closed_ends_once():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         lease = await locks.lock("a").acquire()
         await locks.aclose()
-        assert told.kinds() == [LOST]
-        assert told.released() == [True]
+        assert heard.kinds() == [LOST]
+        assert heard.released() == [True]
         await lease.release()
-        assert told.kinds() == [LOST]
+        assert heard.kinds() == [LOST]
 
 
 @in_virtual_time
 async def test_a_handle_that_the_store_does_not_take_back_at_closing_ends_all_the_same():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         lease = await locks.lock("a", ttl=60).acquire()
         store.hang("release", stubborn=True)
         await locks.aclose()
-        assert told.kinds() == [LOST]
-        assert told.released() == [False]
+        assert heard.kinds() == [LOST]
+        assert heard.released() == [False]
         store.heal()
         await asyncio.sleep(100)
         assert lease.lost_reason is LossReason.CLOSED
-        assert told.kinds() == [LOST]
+        assert heard.kinds() == [LOST]
 
 
 @in_virtual_time
@@ -251,23 +251,23 @@ async def test_the_lease_of_a_body_that_outlives_its_client_ends_when_the_client
             with anyio.CancelScope(shield=True):
                 await asyncio.sleep(60)
 
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         body = asyncio.create_task(stubborn(locks))
         await asyncio.sleep(1)
         await locks.aclose()
         assert not body.done()
-        assert told.kinds() == [LOST]
-        assert told.released() == [False]
+        assert heard.kinds() == [LOST]
+        assert heard.released() == [False]
         with pytest.raises(LeaseLostError):
             await body
-        assert told.kinds() == [LOST]
+        assert heard.kinds() == [LOST]
 
 
 @pytest.mark.parametrize("how", ["held", "lost", "lost to a silent store"])
 @in_virtual_time
 async def test_a_handle_that_is_dropped_ends_once(how):
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         lease = await locks.lock("a", ttl=TTL, max_hold=1.0 if how == "lost" else None).acquire()
         if how == "lost to a silent store":
             store.hang("renew")
@@ -277,57 +277,57 @@ async def test_a_handle_that_is_dropped_ends_once(how):
         with contextlib.nullcontext() if how != "held" else pytest.warns(ResourceWarning):
             del lease
         await settle()
-        assert told.kinds(but="renewal_failed") == [HELD if how == "held" else LOST]
-        assert told.released() == [True]
+        assert heard.kinds(but="renewal_failed") == [HELD if how == "held" else LOST]
+        assert heard.released() == [True]
 
 
 @in_virtual_time
 async def test_a_release_that_is_cancelled_and_one_that_comes_twice_are_told_once():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         lease = await locks.lock("a").acquire()
         store.delay("release", 1.0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await lease.release()
         await lease.release()
-        assert told.kinds() == [HELD]
+        assert heard.kinds() == [HELD]
 
 
 @in_virtual_time
 async def test_a_release_that_goes_on_in_the_background_is_told_when_its_caller_goes_on():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         lease = await locks.lock("a", ttl=60).acquire()
         store.hang("release", times=2)
         await lease.release()
-        assert told.released() == [False]
+        assert heard.released() == [False]
         await asyncio.sleep(60)
-        assert told.kinds() == [HELD]
+        assert heard.kinds() == [HELD]
 
 
 @in_virtual_time
 async def test_a_lease_whose_fence_is_refused_ends_too():
     guard = MemoryGuard()
     guard.admit("a", 2**52)
-    async with opened(Store()) as (locks, told):
+    async with opened(Store()) as (locks, heard):
         with pytest.raises(StaleTokenError):
             await locks.lock("a", fences=[guard]).acquire()
-        assert told.kinds() == [["acquiring", "acquired", "stale_rejected", "released"]]
+        assert heard.kinds() == [["acquiring", "acquired", "stale_rejected", "released"]]
 
 
 def test_a_client_that_is_left_open_by_its_loop_ends_its_leases_in_the_next_one():
-    told = Told()
-    locks = LockClient(MemoryBackend(), observers=[told.events.append])
+    heard = Told()
+    locks = LockClient(MemoryBackend(), observers=[heard.events.append])
 
     async def leave_open() -> Lease:
         await locks.__aenter__()
         return await locks.lock("a").acquire()
 
     lease = asyncio.run(leave_open())
-    assert told.kinds() == [["acquiring", "acquired", "lost"]], "its heartbeat was cancelled with all other tasks"
+    assert heard.kinds() == [["acquiring", "acquired", "lost"]], "its heartbeat was cancelled with all other tasks"
     asyncio.run(locks.aclose())
-    assert told.kinds() == [LOST]
+    assert heard.kinds() == [LOST]
     assert not lease.held
 
 
@@ -362,16 +362,16 @@ asyncio.run(main())
 
 @in_virtual_time
 async def test_what_never_began_is_not_told():
-    async with opened(Store()) as (locks, told), locks.lock("a") as lease:
+    async with opened(Store()) as (locks, heard), locks.lock("a") as lease:
         with pytest.raises(UsageError, match="not reentrant"):
             await locks.lock("a").acquire()
-        assert {event.holder for event in told.events} == {lease.holder}
+        assert {event.holder for event in heard.events} == {lease.holder}
 
 
 @in_virtual_time
 async def test_all_events_of_an_acquisition_have_its_holder():
     store = Store()
-    async with opened(store) as (locks, told):
+    async with opened(store) as (locks, heard):
         async with locks.lock("a", ttl=TTL) as lease, locks.lock("b", ttl=TTL) as other:
             await asyncio.sleep(TTL / 3)
             store.fail("renew", times=2)
@@ -379,8 +379,8 @@ async def test_all_events_of_an_acquisition_have_its_holder():
             block(TTL / 3)
             await asyncio.sleep(TTL / 3)
         for held in (lease, other):
-            mine = [event for event in told.events if event.holder == held.holder]
+            mine = [event for event in heard.events if event.holder == held.holder]
             assert {event.name for event in mine} == {held.name}
             kinds = {event.kind for event in mine}
             assert kinds == {"acquiring", "acquired", "renewed", "renewal_failed", "renewal_late", "released"}
-        assert all(event.holder for event in told.events)
+        assert all(event.holder for event in heard.events)

@@ -144,7 +144,7 @@ async def an_async_function(_: object) -> float:
 
 
 class GoodGuard(MemoryGuard):
-    """Has all that a guard has; the class itself is no guard."""
+    """Has all that a guard has; the class itself is not a guard."""
 
 
 LOCK_PARAMETERS: dict[str, list[object]] = {

@@ -125,7 +125,7 @@ async def test_a_lease_counts_from_the_sending_of_its_request(posts):
 
 @WAYS
 @in_virtual_time
-async def test_a_grant_that_lands_after_its_deadline_is_given_back(posts):
+async def test_a_grant_that_lands_after_its_deadline_is_released(posts):
     """The answer is late although the limit was not reached: the loop stood still. The caller gets another lease."""
     async with house(posts=posts) as h:
         h.store.delay("acquire", 1.0, times=1)
@@ -171,7 +171,7 @@ async def test_a_caller_waits_for_another_holder(posts):
 @WAYS
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0], ids=["before it is sent", "on the way", "as the answer comes"])
 @in_virtual_time
-async def test_whenever_an_acquisition_is_cancelled_its_grant_is_given_back(posts, moment):
+async def test_whenever_an_acquisition_is_cancelled_its_grant_is_released(posts, moment):
     async with house(posts=posts) as h:
         h.store.delay("acquire", 1.0, times=1)
         caller = started(h.hold())
@@ -203,7 +203,7 @@ async def test_a_cancelled_scope_abandons_the_acquisition_in_it(posts):
 
 @WAYS
 @in_virtual_time
-async def test_a_grant_that_lands_after_its_caller_was_cancelled_is_given_back(posts):
+async def test_a_grant_that_lands_after_its_caller_was_cancelled_is_released(posts):
     """The first release overtakes the request: the store does not know the claim yet."""
     async with house(posts=posts) as h:
         h.store.delay("acquire", 3.0, times=1)
@@ -437,7 +437,7 @@ async def test_a_release_in_a_coroutine_that_is_closed_goes_on(posts):
 
 @WAYS
 @in_virtual_time
-async def test_a_lost_lease_is_given_back_too(posts):
+async def test_a_lost_lease_is_released_too(posts):
     async with house(posts=posts) as h:
         h.store.fail("renew")
         lease = await h.hold()
@@ -504,15 +504,15 @@ async def test_a_drain_interrupts_an_acquisition_that_waits_for_its_answer(posts
 async def test_nothing_is_left_behind(posts):
     """No task, no future with an exception that was not retrieved, no entry in a table."""
     async with house(posts=posts) as h:
-        told = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        heard = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
         for fault in (h.store.fail, h.store.lose_reply):
             fault("acquire", times=1)
             fault("release", times=1)
             await (await h.hold()).release()
         await asyncio.sleep(2 * TTL)
         gc.collect()
-        assert told == []
+        assert heard == []
         assert not list(h.engine._store_calls._timers)
         assert not h.engine._store_calls._tasks
         assert len(h.engine) == 0

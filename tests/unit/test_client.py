@@ -142,7 +142,7 @@ async def test_a_client_is_opened_again_after_it_was_closed():
             assert lease.token == token
 
 
-async def test_closing_gives_back_what_is_held_and_tells_the_holders():
+async def test_closing_releases_what_is_held_and_tells_the_holders():
     store = MemoryBackend()
     async with LockClient(store) as locks:
         plain = await locks.lock("a").acquire()
@@ -171,7 +171,7 @@ async def test_closing_tells_those_who_hold_and_those_who_wait(stage):
         nonlocal waiting
         async with stage.lock():
             waiting = asyncio.create_task(stage.lock().acquire())
-            await stage.told("acquiring")
+            await stage.heard("acquiring")
             await stage.client.aclose()
 
     with pytest.raises(LeaseLostError):
@@ -264,14 +264,14 @@ async def test_inspecting_a_store_that_does_not_answer_is_an_error_and_not_a_fre
 
 
 async def test_every_observer_is_told_and_one_that_raises_harms_nobody(caplog):
-    told = []
+    heard = []
 
     def broken(event):
         raise RuntimeError("observer")
 
-    async with LockClient(MemoryBackend(), observers=[broken, told.append]) as locks, locks.lock("a") as lease:
+    async with LockClient(MemoryBackend(), observers=[broken, heard.append]) as locks, locks.lock("a") as lease:
         assert lease.held
-    assert [event.kind for event in told] == ["acquiring", "acquired", "released"]
+    assert [event.kind for event in heard] == ["acquiring", "acquired", "released"]
     assert "observer" in caplog.text
 
 

@@ -53,7 +53,7 @@ class TwoClients:
 
 
 @in_virtual_time
-async def test_the_lock_is_given_back_when_the_body_has_cleaned_up():
+async def test_the_lock_is_released_when_the_body_has_cleaned_up():
     async with TwoClients() as clients:
 
         async def body():
@@ -122,7 +122,7 @@ async def test_whoever_closes_the_client_in_its_own_body_does_not_wait_for_itsel
 
 
 @in_virtual_time
-async def test_a_plain_handle_and_a_body_that_is_gone_are_given_back_at_once():
+async def test_a_plain_handle_and_a_body_that_is_gone_are_released_at_once():
     async with TwoClients() as clients:
         handle = await clients.ours.lock("a", ttl=TTL).acquire()
         waiting = asyncio.create_task(clients.next_holder())
@@ -436,14 +436,14 @@ def left_behind(client: LockClient, *, closing: bool = False) -> list[object]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "in the middle of closing"])
 async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(closing):
-    store, told = MemoryBackend(), []
-    client = LockClient(store, observers=[told.append])
+    store, heard = MemoryBackend(), []
+    client = LockClient(store, observers=[heard.append])
     kept = await asyncio.to_thread(left_behind, client, closing=closing)
     async with asyncio.timeout(4):
         await client.aclose()
     handle = kept[0]
     assert handle.lost_reason is LossReason.CLOSED
-    assert sorted(event.name for event in told if isinstance(event, Lost)) == ["body", "handle"]
+    assert sorted(event.name for event in heard if isinstance(event, Lost)) == ["body", "handle"]
     await nothing_runs()
     assert await store.inspect("handle") is None
     assert await store.inspect("body") is None

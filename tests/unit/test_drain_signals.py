@@ -70,7 +70,7 @@ async def test_the_bodies_of_other_tasks_end_before_the_block_does(locks):
     await working
 
 
-async def test_a_block_that_only_waits_is_cancelled_when_all_is_given_back(locks):
+async def test_a_block_that_only_waits_is_cancelled_when_all_is_released(locks):
     with anyio.fail_after(20):
         async with locks.draining_on(SIGNAL, within=600):
             asyncio.get_running_loop().call_later(0.01, send)
@@ -120,7 +120,7 @@ async def test_a_third_signal_does_what_it_did_before(locks):
         signal.signal(SIGNAL, before)
 
 
-async def test_a_block_of_two_clients_ends_when_both_have_given_back_everything(locks):
+async def test_a_block_of_two_clients_ends_when_both_have_released_everything(locks):
     """That around the other one has nothing to wait for."""
     ended = []
 

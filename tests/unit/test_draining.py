@@ -131,7 +131,7 @@ async def test_a_waiter_leaves_while_the_store_gives_no_answer():
 
 @pytest.mark.parametrize("turns", range(8))
 @in_virtual_time
-async def test_a_grant_that_comes_when_the_drain_has_begun_is_given_back(turns):
+async def test_a_grant_that_comes_when_the_drain_has_begun_is_released(turns):
     """In whichever turn of the loop between the answer and its caller the drain begins."""
     async with TwoClients() as clients:
         clients.network.delay("acquire", 1)
@@ -220,7 +220,7 @@ async def test_a_timeout_around_the_wait_and_the_drain_do_not_mix():
 
 
 @in_virtual_time
-async def test_at_the_bound_bodies_are_cancelled_and_locks_given_back_after_them():
+async def test_at_the_bound_bodies_are_cancelled_and_locks_released_after_them():
     async with TwoClients() as clients:
 
         async def body():

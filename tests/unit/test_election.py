@@ -288,7 +288,7 @@ async def _leave_by_a_cancellation(election) -> None:
 
 @pytest.mark.parametrize("leave", [_leave_by_break, _leave_by_return, _leave_by_an_error, _leave_by_a_cancellation])
 @in_virtual_time
-async def test_a_term_that_is_not_entered_when_its_loop_is_left_is_given_back_at_once(leave, caplog):
+async def test_a_term_that_is_not_entered_when_its_loop_is_left_is_released_at_once(leave, caplog):
     async with TwoProcesses() as two:
         election = two.election()
         before = now()
@@ -316,7 +316,7 @@ async def test_a_term_is_entered_right_after_its_loop_or_not_at_all():
 
 
 @in_virtual_time
-async def test_a_term_whose_loop_is_kept_is_given_back_after_a_ttl(caplog):
+async def test_a_term_whose_loop_is_kept_is_released_after_a_ttl(caplog):
     async with TwoProcesses() as two:
         loop = aiter(two.election())
         term = await anext(loop)
@@ -484,7 +484,7 @@ async def test_a_leader_hands_over_when_its_body_has_ended():
 async def test_a_leader_may_have_seconds_of_its_own():
     async with TwoProcesses() as two:
         for seconds, end in ((3600.0, 6.0), (3.0, 9.0)):
-            leading = asyncio.create_task(two.lead(two.election(drain=5), seconds=seconds))
+            leading = asyncio.create_task(two.lead(two.election(finish_within=5), seconds=seconds))
             await asyncio.sleep(1)
             await two.ours.drain(within=60)
             await leading
@@ -613,7 +613,9 @@ async def test_a_forked_child_has_none_of_the_roles_of_its_parent(monkeypatch):
         waiting.cancel()
 
 
-@pytest.mark.parametrize("options", [{"wait": 5}, {"ttl": 0}, {"drain": -1}, {"drain": None}, {"fences": "guard"}])
+@pytest.mark.parametrize(
+    "options", [{"wait": 5}, {"ttl": 0}, {"finish_within": -1}, {"finish_within": None}, {"fences": "guard"}]
+)
 async def test_options_that_cannot_work_are_refused_when_the_election_is_described(options):
     locks = LockClient(MemoryBackend())
     with pytest.raises(ConfigurationError, match=next(iter(options))):

@@ -451,9 +451,9 @@ async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
         with pytest.raises(LeaseLostError, match=reason):
             lease.check()
         await settle()
-        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        heard = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         error = "BackendRefusedError: Store: renew failed: NOPERM"
-        assert told == [
+        assert heard == [
             f"the store did not renew a lease; the client tries again: {error}",
             f"lease on 'a' (token {state_of(lease).number:d}) is over: its deadline passed: {reason}",
         ]
@@ -526,7 +526,7 @@ async def test_an_attempt_that_can_no_longer_arrive_is_not_released_again():
 
 
 @in_virtual_time
-async def test_a_grant_that_arrives_while_the_client_closes_is_given_back():
+async def test_a_grant_that_arrives_while_the_client_closes_is_released():
     h = House()
     await h.engine.start()
     h.store.delay("acquire", 1.0)
@@ -642,7 +642,7 @@ async def test_an_engine_whose_heartbeat_was_cancelled_before_it_began_gives_no_
 
 
 @in_virtual_time
-async def test_a_grant_that_arrives_after_the_heartbeat_failed_is_given_back():
+async def test_a_grant_that_arrives_after_the_heartbeat_failed_is_released():
     async with house() as h:
         h.store.delay("acquire", 1.0)
         task = asyncio.create_task(h.hold())
@@ -655,7 +655,7 @@ async def test_a_grant_that_arrives_after_the_heartbeat_failed_is_given_back():
 
 
 @in_virtual_time
-async def test_a_lease_that_was_dropped_is_given_back():
+async def test_a_lease_that_was_dropped_is_released():
     async with house() as h:
         lease = await h.hold()
         with pytest.warns(ResourceWarning, match="dropped without release"):

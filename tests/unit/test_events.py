@@ -291,18 +291,18 @@ async def test_a_lease_that_is_lost_counts_no_more():
 @in_virtual_time
 async def test_the_elections_that_this_process_leads():
     async with client() as locks:
-        told = []
+        heard = []
 
         @locks.elected("scheduler/{region}")
         async def schedule(region: str) -> None:
             await settle()
-            told.append(locks.status().leader_of)
+            heard.append(locks.status().leader_of)
 
         async for term in locks.election("reports"):
             async with term:
                 await schedule("eu")
                 break
-        assert told == [("reports", "scheduler/eu")]
+        assert heard == [("reports", "scheduler/eu")]
         async with locks.lock("not an election"):
             assert locks.status().leader_of == ()
 
@@ -391,7 +391,7 @@ def test_a_fresh_process_becomes_ready_and_stays_it_until_it_drains_or_closes(sc
 
 @pytest.mark.parametrize("open_wait", [0, None])
 def test_a_worker_whose_store_is_away_is_ready(open_wait):
-    """It is no reason to restart it."""
+    """It is not a reason to restart it."""
 
     class Away(MemoryBackend):
         async def open(self):

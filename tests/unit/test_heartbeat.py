@@ -91,7 +91,7 @@ class Bench:
         self.heartbeat.forget(lease.owner)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
-        self.heartbeat.tell_lost(lease, reason)
+        self.heartbeat.report_lost(lease, reason)
 
     def stale(self, lease: LeaseState, error: Exception) -> None: ...
 

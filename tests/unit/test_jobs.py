@@ -57,7 +57,7 @@ class Clients:
     def outcomes(self):
         return [event.outcome.value for event in self.events if isinstance(event, JobEnded)]
 
-    def told(self, kind):
+    def heard(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
     async def freed(self, name="nightly"):
@@ -153,7 +153,7 @@ async def test_the_end_of_the_lease_is_told_once_and_with_the_time_that_is_left(
     async with clients.client() as locks:
         await nightly(locks)()
         await nightly(locks, 61, at_least_for=60)() if await clients.freed() else None
-    parked, released = clients.told(Released)
+    parked, released = clients.heard(Released)
     assert (parked.confirmed, parked.kept_for, parked.held_for) == (True, OVER(59), OVER(1))
     assert (released.confirmed, released.kept_for) == (True, 0.0)
     assert [event.kind for event in clients.events].count("acquired") == 2
@@ -164,9 +164,9 @@ async def test_every_call_is_told_with_the_numbers_of_its_lease(clients):
     async with clients.client() as locks:
         await nightly(locks, 2)()
         await nightly(locks)()
-    ran, skipped = clients.told(JobEnded)
+    ran, skipped = clients.heard(JobEnded)
     assert (ran.name, ran.outcome, ran.token, ran.held_for) == ("nightly", JobOutcome.RAN, 1, OVER(2))
-    assert ran.holder == clients.told(Released)[0].holder
+    assert ran.holder == clients.heard(Released)[0].holder
     assert (skipped.outcome, skipped.token, skipped.holder) == (JobOutcome.SKIPPED, None, None)
 
 
@@ -515,7 +515,7 @@ async def test_a_store_that_does_not_confirm_in_time_makes_the_run_a_loss(client
             assert now() <= 15
         assert loss.value.reason is LossReason.EXPIRED
     assert clients.outcomes() == ["lost"]
-    (released,) = clients.told(Released)
+    (released,) = clients.heard(Released)
     assert (released.confirmed, released.kept_for) == (False, 0.0)
 
 
@@ -654,7 +654,7 @@ async def test_a_release_that_was_not_answered_before_the_time_was_over_is_not_c
         await nightly(locks, 1.0, at_least_for=2.0)()
         assert now() >= 4, "a release holds its caller up for two seconds"
         clients.store.heal()
-    (released,) = clients.told(Released)
+    (released,) = clients.heard(Released)
     assert (released.confirmed, released.kept_for) == (False, 0)
 
 

@@ -463,11 +463,11 @@ async def test_the_timer_of_a_scope_keeps_no_lease_alive_that_its_holder_has_dro
 
 
 async def test_a_lease_dropped_by_a_thread_warns_although_the_loop_is_quicker_to_give_it_back(make):
-    def give_back_at_once(call, state):
+    def release_at_once(call, state):
         state.lost = LossReason.REFUSED
 
     lease = make()
-    lease._state.loop = SimpleNamespace(call_soon_threadsafe=give_back_at_once, is_closed=lambda: True)
+    lease._state.loop = SimpleNamespace(call_soon_threadsafe=release_at_once, is_closed=lambda: True)
     with pytest.warns(ResourceWarning, match="dropped without release"):
         lease.__del__()
 

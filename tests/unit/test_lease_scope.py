@@ -309,7 +309,7 @@ async def test_a_clean_up_that_is_shorter_than_the_pause_is_not_cancelled_again(
 
 @pytest.mark.every_loop
 async def test_a_body_that_swallows_its_cancellation_is_cancelled_again_within_the_safety_buffer(stage):
-    buffer, told = 0.4, []
+    buffer, heard = 0.4, []
 
     async def body():
         swallowed = 0
@@ -324,17 +324,17 @@ async def test_a_body_that_swallows_its_cancellation_is_cancelled_again_within_t
         assert asyncio.current_task().cancelling() == 0
 
     def tell(at):
-        if not told:
-            asyncio.get_running_loop().call_at(at + buffer, told.append, "the safety buffer is over")
-        told.append("cancelled")
+        if not heard:
+            asyncio.get_running_loop().call_at(at + buffer, heard.append, "the safety buffer is over")
+        heard.append("cancelled")
 
     await CancelledTask(body(), tell)
-    assert told == ["cancelled", "cancelled", "the safety buffer is over", "cancelled"]
+    assert heard == ["cancelled", "cancelled", "the safety buffer is over", "cancelled"]
 
 
 @pytest.mark.every_loop
 async def test_a_shield_in_the_body_is_respected_and_the_cancellation_comes_right_after_it(stage):
-    told = []
+    heard = []
 
     async def body():
         with pytest.raises(LeaseLostError):
@@ -342,12 +342,12 @@ async def test_a_shield_in_the_body_is_respected_and_the_cancellation_comes_righ
                 with anyio.CancelScope(shield=True):
                     stage.revoke_soon()
                     await asyncio.sleep(0.3)
-                    told.append("end of the shield")
-                asyncio.get_running_loop().call_later(0.1, told.append, "long after it")
+                    heard.append("end of the shield")
+                asyncio.get_running_loop().call_later(0.1, heard.append, "long after it")
                 await asyncio.sleep(30)
 
-    await CancelledTask(body(), lambda _: told.append("cancelled"))
-    assert told[:2] == ["end of the shield", "cancelled"]
+    await CancelledTask(body(), lambda _: heard.append("cancelled"))
+    assert heard[:2] == ["end of the shield", "cancelled"]
 
 
 @pytest.mark.every_loop
@@ -363,7 +363,7 @@ async def test_a_lost_lease_leaves_no_timer_that_would_cancel_what_comes_after_t
 # Leaving in another order than entering
 
 
-async def test_locks_left_in_the_order_in_which_they_were_entered_are_given_back_one_by_one(stage):
+async def test_locks_left_in_the_order_in_which_they_were_entered_are_released_one_by_one(stage):
     first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
     await first.enter_async_context(stage.lock("a"))
     lease = await second.enter_async_context(stage.lock("b"))
@@ -428,7 +428,7 @@ async def test_a_lock_left_first_although_entered_first_is_lost_without_harm_to_
     assert await stage.client.inspect("b") is None
 
 
-async def test_a_lock_left_inside_of_a_foreign_scope_is_given_back_and_says_so_with_the_bodys_error(stage):
+async def test_a_lock_left_inside_of_a_foreign_scope_is_released_and_says_so_with_the_bodys_error(stage):
     mine = ValueError("mine")
 
     async def body():

@@ -1,4 +1,4 @@
-"""A lock: how it is taken and given back, by a block, by calls, and by a decorator."""
+"""A lock: how it is taken and released, by a block, by calls, and by a decorator."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ async def test_attempts_without_an_answer_are_known_when_observers_hear_of_the_l
                 await asyncio.sleep(30)
             return await super().acquire(claim)
 
-    def tell(event):
+    def see(event):
         if event.kind == "acquired":
             known.extend(lease.unanswered_calls for lease in locks._engine._heartbeat.leases.values())
 
     known = []
-    async with LockClient(SilentAtFirst(), observers=[tell]) as locks, locks.lock("a", ttl=1, wait=30):
+    async with LockClient(SilentAtFirst(), observers=[see]) as locks, locks.lock("a", ttl=1, wait=30):
         assert [len(calls) for calls in known] == [1]
 
 
@@ -201,7 +201,7 @@ async def test_a_plain_handle_may_be_released_by_another_task(stage):
 async def test_a_plain_handle_is_renewed_but_cancels_nobody_when_it_is_lost(stage):
     async def caller():
         lease = await stage.lock().acquire()
-        await stage.told("renewed")
+        await stage.heard("renewed")
         stage.revoke()
         await asyncio.sleep(0.01)
         with pytest.raises(LeaseLostError):
@@ -276,7 +276,7 @@ async def test_the_patience_of_one_call_is_its_own(stage):
     impatient = stage.lock(wait=0)
     held = await impatient.acquire()
     waiting = asyncio.create_task(impatient.acquire(wait=None))
-    await stage.told("acquiring")
+    await stage.heard("acquiring")
     await asyncio.sleep(0.02)
     assert not waiting.done()
     await held.release()
@@ -412,7 +412,7 @@ async def test_a_stale_write_in_the_body_leaves_as_it_is_and_is_told_to_observer
     assert seen.tidy
 
 
-async def test_a_lock_whose_body_cannot_be_entered_is_given_back(stage, monkeypatch):
+async def test_a_lock_whose_body_cannot_be_entered_is_released(stage, monkeypatch):
     def push(lease):
         raise MemoryError
 

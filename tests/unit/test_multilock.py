@@ -213,7 +213,7 @@ async def test_every_lock_raises_the_fence_of_its_own_name(locks):
         assert len(set(held.tokens.values())) > 1
 
 
-async def test_left_by_another_task_all_are_given_back_and_the_error_says_so(locks):
+async def test_left_by_another_task_all_are_released_and_the_error_says_so(locks):
     several = locks.multilock("a", "b")
     await several.__aenter__()
     with pytest.raises(UsageError, match="another"):

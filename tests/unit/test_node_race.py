@@ -40,8 +40,8 @@ class Cluster:
 
     async def ask(self, endpoint: Endpoint) -> str:
         self.asked.append((round(now(), 3), endpoint.origin))
-        told = self._nodes[endpoint.origin]
-        answer = told.pop(0) if isinstance(told, list) else told
+        heard = self._nodes[endpoint.origin]
+        answer = heard.pop(0) if isinstance(heard, list) else heard
         if isinstance(answer, RequestFailedError):
             raise answer
         try:

@@ -481,25 +481,25 @@ class Store:
             self.waiters.remove(waiter)
 
     def stand(self):
-        told = []
-        return self.places.stand(self.in_line, Claim("a", 10.0), lambda *_: told.append(round(now(), 3))), told
+        heard = []
+        return self.places.stand(self.in_line, Claim("a", 10.0), lambda *_: heard.append(round(now(), 3))), heard
 
 
 @in_virtual_time
 async def test_a_place_is_joined_in_the_background_and_left_in_the_background():
     store = Store()
-    place, told = store.stand()
+    place, heard = store.stand()
     assert place.retry_after(1.0) is None
     await asyncio.sleep(0.02)
-    assert (place.retry_after(1.0), told) == (1.0, [0.01]), "it has joined: a release in between is not missed"
+    assert (place.retry_after(1.0), heard) == (1.0, [0.01]), "it has joined: a release in between is not missed"
     store.waiters[0].wake()
     await settle()
-    assert told == [0.01, 0.02]
+    assert heard == [0.01, 0.02]
     store.leaving = 1.0
     leaving = place.leave()
     assert store.waiters
     await asyncio.wait((leaving,))
-    assert (store.waiters, round(now(), 3), told) == ([], 1.02, [0.01, 0.02])
+    assert (store.waiters, round(now(), 3), heard) == ([], 1.02, [0.01, 0.02])
     assert place.leave() is None
 
 
@@ -507,11 +507,11 @@ async def test_a_place_is_joined_in_the_background_and_left_in_the_background():
 async def test_a_place_that_was_left_while_it_joined_is_not_in_the_line():
     store = Store()
     for _ in range(3):
-        place, told = store.stand()
+        place, heard = store.stand()
         await asyncio.sleep(0.005)
         place.leave()
         await asyncio.sleep(1.0)
-        assert (store.waiters, told, store.joining) == ([], [], 0)
+        assert (store.waiters, heard, store.joining) == ([], [], 0)
 
 
 @in_virtual_time
@@ -542,7 +542,7 @@ async def test_leaving_is_cancelled_once_and_again_after_two_seconds():
 @in_virtual_time
 async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhile():
     store = Store()
-    place, told = store.stand()
+    place, heard = store.stand()
     await asyncio.sleep(1.0)
     store.faults = [UNAVAILABLE]
     store.waiters[0].fail(UNAVAILABLE)
@@ -550,7 +550,7 @@ async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhil
     assert place.retry_after(1.0) is None
     await asyncio.sleep(2.5)
     assert (store.joins, len(store.waiters), place.retry_after(1.0)) == (3, 1, 1.0)
-    assert len(told) == 2, "as it joined, and as it joined again"
+    assert len(heard) == 2, "as it joined, and as it joined again"
     await asyncio.wait((place.leave(),))
 
 
@@ -561,9 +561,9 @@ async def test_a_line_that_refuses_leaves_polling(error):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     store = Store()
     store.faults = [error]
-    place, told = store.stand()
+    place, heard = store.stand()
     await asyncio.sleep(60.0)
-    assert (store.joins, told, place.retry_after(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
+    assert (store.joins, heard, place.retry_after(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
 
 
 @in_virtual_time

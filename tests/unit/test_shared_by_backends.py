@@ -144,16 +144,16 @@ class TestWaiters:
 
 class TestLossNotices:
     def test_every_callback_is_told_until_it_is_taken_back(self):
-        told: list[tuple[str, str, LossReason]] = []
+        heard: list[tuple[str, str, LossReason]] = []
         notices = LossNotices()
         assert not notices.wanted
-        stop = notices.on_loss(lambda claim, reason, *_: told.append(("one", claim.owner, reason)))
-        notices.on_loss(lambda claim, reason, *_: told.append(("other", claim.owner, reason)))
-        notices.tell(claim("a"), LossReason.REVOKED)
+        stop = notices.on_loss(lambda claim, reason, *_: heard.append(("one", claim.owner, reason)))
+        notices.on_loss(lambda claim, reason, *_: heard.append(("other", claim.owner, reason)))
+        notices.notify(claim("a"), LossReason.REVOKED)
         stop()
         stop()
-        notices.tell(claim("b"), LossReason.TAKEN_OVER)
-        assert told == [
+        notices.notify(claim("b"), LossReason.TAKEN_OVER)
+        assert heard == [
             ("one", "a", LossReason.REVOKED),
             ("other", "a", LossReason.REVOKED),
             ("other", "b", LossReason.TAKEN_OVER),
@@ -161,13 +161,13 @@ class TestLossNotices:
         assert notices.wanted
 
     def test_a_callback_may_take_itself_back_while_it_is_called(self):
-        told: list[str] = []
+        heard: list[str] = []
         notices = LossNotices()
-        stop = notices.on_loss(lambda *_: (told.append("one"), stop()))
-        notices.on_loss(lambda *_: told.append("other"))
-        notices.tell(claim(), LossReason.REVOKED)
-        notices.tell(claim(), LossReason.REVOKED)
-        assert told == ["one", "other", "other"]
+        stop = notices.on_loss(lambda *_: (heard.append("one"), stop()))
+        notices.on_loss(lambda *_: heard.append("other"))
+        notices.notify(claim(), LossReason.REVOKED)
+        notices.notify(claim(), LossReason.REVOKED)
+        assert heard == ["one", "other", "other"]
 
 
 class TestBackgroundTask:
@@ -315,10 +315,10 @@ class TestErrorTranslation:
     ],
 )
 async def test_servers_that_take_no_connection_are_told_with_their_hosts_and_ports(url: str, servers: str):
-    with pytest.raises(BackendUnavailableError, match=rf"no connection to {re.escape(servers)} \(") as told:
+    with pytest.raises(BackendUnavailableError, match=rf"no connection to {re.escape(servers)} \(") as heard:
         async with connect(url):
             pass
-    assert "secret" not in f"{told.value} {told.value.__cause__!r} {told.value.__cause__}"
+    assert "secret" not in f"{heard.value} {heard.value.__cause__!r} {heard.value.__cause__}"
 
 
 def test_an_error_names_a_few_servers_of_many():

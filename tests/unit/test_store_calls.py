@@ -185,7 +185,7 @@ async def test_a_scope_around_the_caller_is_none_around_the_call():
 @in_virtual_time
 async def test_a_release_is_repeated_with_growing_pauses_until_it_is_answered():
     async with office(UNAVAILABLE, ZeroDivisionError(), UNAVAILABLE, UNAVAILABLE) as (store_calls, store):
-        assert await store_calls.give_back(Claim("a", TTL), LIMIT)
+        assert await store_calls.release(Claim("a", TTL), LIMIT)
         assert len(store.releases) == 5
         assert now() < 1
 
@@ -193,7 +193,7 @@ async def test_a_release_is_repeated_with_growing_pauses_until_it_is_answered():
 @in_virtual_time
 async def test_a_release_is_given_up_when_the_ttl_has_freed_the_lock():
     async with office(*[UNAVAILABLE] * 1000) as (store_calls, store):
-        assert not await store_calls.give_back(Claim("a", TTL), LIMIT)
+        assert not await store_calls.release(Claim("a", TTL), LIMIT)
         assert TTL - 1.1 <= now() <= TTL
         assert 10 < len(store.releases) < 40
 
@@ -201,7 +201,7 @@ async def test_a_release_is_given_up_when_the_ttl_has_freed_the_lock():
 @in_virtual_time
 async def test_a_release_that_is_refused_is_not_repeated(caplog):
     async with office(REFUSED) as (store_calls, store):
-        assert not await store_calls.give_back(Claim("a", TTL), LIMIT)
+        assert not await store_calls.release(Claim("a", TTL), LIMIT)
         assert store.releases == [0.0]
         assert "its ttl will free it" in caplog.text
 
@@ -210,7 +210,7 @@ async def test_a_release_that_is_refused_is_not_repeated(caplog):
 async def test_a_release_that_hangs_is_ended_and_repeated():
     async with office() as (store_calls, store):
         store.delay = 3600
-        returned = store_calls.give_back(Claim("a", TTL), LIMIT)
+        returned = store_calls.release(Claim("a", TTL), LIMIT)
         await asyncio.sleep(LIMIT + 0.001)
         store.delay = 0
         assert await returned
@@ -220,7 +220,7 @@ async def test_a_release_that_hangs_is_ended_and_repeated():
 @in_virtual_time
 async def test_a_release_is_repeated_after_a_cancellation_that_leaked_out_of_a_driver():
     async with office(LEAKED) as (store_calls, store):
-        returned = store_calls.give_back(Claim("a", TTL), LIMIT)
+        returned = store_calls.release(Claim("a", TTL), LIMIT)
         await asyncio.wait((returned,), timeout=5)
         assert len(store.releases) == 2
         assert returned.result()
@@ -296,7 +296,7 @@ async def test_giving_up_in_a_client_that_closes_releases_again_before_it_ends()
 async def test_closing_lets_a_release_finish():
     async with office() as (store_calls, store):
         store.delay = 1.5
-        returned = store_calls.give_back(Claim("a", TTL), LIMIT)
+        returned = store_calls.release(Claim("a", TTL), LIMIT)
         await store_calls.aclose(5.0)
         assert returned.result() is True
         assert now() == 1.5
@@ -337,7 +337,7 @@ async def test_closing_waits_for_those_who_leave_their_lines_up_to_its_limit(tak
 @in_virtual_time
 async def test_closing_stops_the_repetition_of_a_release():
     async with office(*[UNAVAILABLE] * 1000) as (store_calls, store):
-        returned = store_calls.give_back(Claim("a", 3600), LIMIT)
+        returned = store_calls.release(Claim("a", 3600), LIMIT)
         await asyncio.sleep(0.001)
         await store_calls.aclose(5.0)
         assert returned.result() is False
@@ -350,7 +350,7 @@ async def test_a_release_that_fails_in_a_client_that_closes_is_tried_once_more()
     """The connection may have broken under it, which its driver tells a moment later, and the next one be well."""
     async with office(UNAVAILABLE) as (errands, store):
         store.delay = 0.5
-        returned = errands.give_back(Claim("a", 3600), LIMIT)
+        returned = errands.release(Claim("a", 3600), LIMIT)
         await asyncio.sleep(0.1)
         await errands.aclose(5.0)
         assert returned.result() is True
@@ -534,7 +534,7 @@ async def test_a_loop_with_a_task_factory_makes_the_tasks_of_the_errands():
 
 @in_virtual_time
 async def test_whoever_asks_in_a_loop_lets_the_others_run_although_every_answer_comes_at_once():
-    """Or a task that polls for a lock would keep its holder from ever giving it back."""
+    """Or a task that polls for a lock would keep its holder from ever releasing it."""
     async with office() as (store_calls, _):
         turned = []
         asyncio.get_running_loop().call_soon(turned.append, True)

@@ -153,7 +153,7 @@ def test_a_handle_is_released_in_any_thread(locks):
         pass
 
 
-def test_a_handle_that_is_dropped_warns_and_is_given_back(locks, caplog):
+def test_a_handle_that_is_dropped_warns_and_is_released(locks, caplog):
     lease = locks.lock("a").acquire()
     locks.run(asyncio.sleep, 0)  # the loop wakes the caller a moment before it lets go of the handle itself
     handles = [lease]
@@ -271,7 +271,7 @@ def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, stor
     assert done == [True]
 
 
-def test_the_lock_of_a_job_that_is_lost_is_not_given_back_before_its_body_has_ended(locks):
+def test_the_lock_of_a_job_that_is_lost_is_not_released_before_its_body_has_ended(locks):
     seen = []
 
     @locks.job("a", at_least_for=60, ttl=30, max_hold=0.1)
@@ -381,8 +381,8 @@ def test_a_candidate_whose_client_closes_is_told_and_leaves_the_line(tmp_path):
 
 
 def test_what_an_election_of_threads_cannot_do_is_refused_at_once(locks):
-    with pytest.raises(ConfigurationError, match=r"takes no drain: .*term\.over"):
-        locks.election("a", drain=3)
+    with pytest.raises(ConfigurationError, match=r"takes no finish_within: .*term\.over"):
+        locks.election("a", finish_within=3)
     with pytest.raises(ConfigurationError, match="takes no wait"):
         locks.election("a", wait=3)
     with pytest.raises(ConfigurationError, match="plain functions"):
@@ -391,7 +391,7 @@ def test_what_an_election_of_threads_cannot_do_is_refused_at_once(locks):
         async def plan() -> None: ...
 
 
-def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_given_back(locks, monkeypatch):
+def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_released(locks, monkeypatch):
     """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
     stand, won = Candidacy.stand, []
 
@@ -421,40 +421,40 @@ def test_a_loss_is_told_within_milliseconds(store):
     """The best of several, from the event that the client tells to the callback in a thread of its own."""
     delays = []
     for _ in range(10):
-        lost_at, told_at, told = [], [], threading.Event()
+        lost_at, told_at, heard = [], [], threading.Event()
 
         def observe(event, lost_at=lost_at):
             if isinstance(event, Lost):
                 lost_at.append(time.perf_counter())
 
-        def tell(reason, told_at=told_at, told=told):
+        def tell(reason, told_at=told_at, heard=heard):
             told_at.append(time.perf_counter())
             assert reason is LossReason.REVOKED
-            told.set()
+            heard.set()
 
         with connect(store, observers=[observe]) as locks, pytest.raises(LeaseLostError), locks.lock("a") as lease:
             lease.on_lost(tell)
             revoke(locks, store)
-            assert told.wait(PATIENCE)
+            assert heard.wait(PATIENCE)
         delays.append(abs(told_at[0] - lost_at[0]))
     assert min(delays) < 0.01
 
 
 def test_a_callback_is_called_once_for_a_loss_and_never_for_a_release(locks, store):
-    told = []
+    heard = []
     with locks.lock("a") as lease:
-        lease.on_lost(told.append)
+        lease.on_lost(heard.append)
     with contextlib.suppress(LeaseLostError), locks.lock("a") as lease:
         revoke(locks, store)
         lease.wait_lost(PATIENCE)
-        lease.on_lost(told.append)
-        while not told:
+        lease.on_lost(heard.append)
+        while not heard:
             time.sleep(0.001)
     locks.close()
-    lease.on_lost(told.append)
-    while len(told) < 2:
+    lease.on_lost(heard.append)
+    while len(heard) < 2:
         time.sleep(0.001)
-    assert told == [LossReason.REVOKED] * 2
+    assert heard == [LossReason.REVOKED] * 2
 
 
 def test_a_callback_that_blocks_or_fails_harms_no_lease(locks, store, events, caplog):
@@ -533,7 +533,7 @@ def test_an_interrupted_wait_leaves_the_line(error, locks, store):
     ],
     ids=["handle", "block", "try", "multilock", "election"],
 )
-def test_what_was_granted_when_its_caller_was_interrupted_is_given_back(locks, monkeypatch, owner, call, take):
+def test_what_was_granted_when_its_caller_was_interrupted_is_released(locks, monkeypatch, owner, call, take):
     """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
     acquire, granted = getattr(owner, call), []
 
@@ -553,7 +553,7 @@ def test_what_was_granted_when_its_caller_was_interrupted_is_given_back(locks, m
 
 
 @pytest.mark.parametrize("ran", [True, False])
-def test_a_job_that_is_interrupted_beside_its_body_is_given_back(locks, monkeypatch, ran):
+def test_a_job_that_is_interrupted_beside_its_body_is_released(locks, monkeypatch, ran):
     """The signal comes right before the body begins, or right after it has ended."""
     run = ThreadBody.run
 
@@ -981,18 +981,18 @@ def test_an_interrupt_while_the_client_opens_leaves_no_thread_behind(store, when
 
 
 def test_the_handler_of_a_signal_that_uses_the_client_which_its_thread_opens_is_told_so(store):
-    told = []
+    heard = []
 
     def use():
         with pytest.raises(UsageError, match="is being opened by the call that this handler"):
             locks.drain(within=1)
-        told.append("told")
+        heard.append("told")
 
     with connect(store) as locks:
         locks.close()
-        with opening(use, when="while it opens", may_end=lambda: told):
+        with opening(use, when="while it opens", may_end=lambda: heard):
             assert free(locks)
-    assert told == ["told"]
+    assert heard == ["told"]
 
 
 def test_an_observer_that_would_wait_for_its_own_thread_is_told_so(store, caplog):

@@ -117,8 +117,8 @@ def test_what_cannot_work_is_told(locks):
 
 
 def test_closing_lets_the_body_of_another_thread_end_and_give_its_lock_back():
-    told = []
-    locks = connect("memory://", drain=PATIENCE, observers=[told.append])
+    heard = []
+    locks = connect("memory://", drain=PATIENCE, observers=[heard.append])
     with ThreadPoolExecutor(2) as pool, locks.lock("a") as lease:
         closing = pool.submit(locks.close)
         wait_until(lambda: locks.draining, within=PATIENCE)
@@ -126,12 +126,12 @@ def test_closing_lets_the_body_of_another_thread_end_and_give_its_lock_back():
             pool.submit(locks.lock("b").acquire).result()
         lease.check()
     closing.result()
-    assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]
+    assert [type(event) for event in heard if isinstance(event, Lost | Released)] == [Released]
 
 
 def test_two_threads_that_close_at_once_let_the_body_of_a_third_one_end():
-    told = []
-    locks = connect("memory://", drain=PATIENCE, observers=[told.append])
+    heard = []
+    locks = connect("memory://", drain=PATIENCE, observers=[heard.append])
     with ThreadPoolExecutor(2) as pool:
         with locks.lock("a") as lease:
             closing = [pool.submit(locks.close) for _ in range(2)]
@@ -139,7 +139,7 @@ def test_two_threads_that_close_at_once_let_the_body_of_a_third_one_end():
             lease.check()
         for one in closing:
             one.result(PATIENCE)
-    assert [type(event) for event in told if isinstance(event, Lost | Released)] == [Released]
+    assert [type(event) for event in heard if isinstance(event, Lost | Released)] == [Released]
     assert not locks.status().open
 
 

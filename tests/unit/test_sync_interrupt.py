@@ -40,7 +40,7 @@ def taken_away_soon(locks: LockClient, store: MemoryBackend, name: str) -> None:
     threading.Timer(0.2, locks.run, (take_away,)).start()
 
 
-def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_given_back(locks, store):
+def test_a_loss_breaks_a_call_that_blocks_and_the_lock_is_released(locks, store):
     began = time.monotonic()
     with pytest.raises(LeaseLostError) as lost, locks.lock("a", interrupt=True):
         taken_away_soon(locks, store, "a")
@@ -77,7 +77,7 @@ def test_a_loss_that_comes_while_the_block_is_entered_keeps_its_body_from_runnin
 
 
 def test_a_decorated_function_is_broken_too(locks):
-    @locks.locking("a", ttl=120, max_hold=0.1, interrupt=True)  # a loop that is late by less than 6 s is no stall
+    @locks.locking("a", ttl=120, max_hold=0.1, interrupt=True)  # a loop that is late by less than 6 s is not a stall
     def work() -> None:
         time.sleep(60)
 

@@ -52,7 +52,7 @@ class LossNotices:
         self._notices[notice] = None
         return lambda: self._notices.pop(notice, None)
 
-    def tell(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
+    def notify(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
         """Call every callback. One may end its own registration meanwhile, or another's."""
         for notice in tuple(self._notices):
             notice(claim, reason, detail)
@@ -170,7 +170,7 @@ class RevocationWatcher(LossNotices, ABC):
         for claim, reason in zip(claims, reasons, strict=True):
             # Unless it was released meanwhile.
             if reason is not None and self._held.pop((claim.name, claim.owner), None) is not None:
-                self.tell(claim, LossReason.REVOKED, reason)
+                self.notify(claim, LossReason.REVOKED, reason)
 
     def _forget(self) -> None:
         self._held, self._due, self._listening, self._stop_listening = {}, {}, False, None

@@ -64,10 +64,10 @@ class PlaceToPoll(PlaceInLine):
 
     polls = True
 
-    def __init__(self, line: PollingLine, claim: Claim, tell: WaiterNotice, joined_at: int) -> None:
+    def __init__(self, line: PollingLine, claim: Claim, notify: WaiterNotice, joined_at: int) -> None:
         self._line = line
         self.claim = claim
-        self.tell = tell
+        self.notify = notify
         self.joined_at = joined_at
         """The token of the holder when this waiter joined."""
         self.woken = False
@@ -76,7 +76,7 @@ class PlaceToPoll(PlaceInLine):
     def wake(self) -> None:
         """Let it try: it is the head, or the lock was released."""
         self.woken = True
-        self.tell()
+        self.notify()
 
     def retry_after(self, advice: float) -> float:
         """See `fencing_sdk.abc.PlaceInLine.retry_after`."""
@@ -113,11 +113,11 @@ class PollingLine:
         self._names: OrderedDict[str, _Name] = OrderedDict()
         self._owner: LoopOwner | None = None
 
-    def stand(self, claim: Claim, tell: WaiterNotice) -> PlaceToPoll:
+    def stand(self, claim: Claim, notify: WaiterNotice) -> PlaceToPoll:
         """Join the line for ``claim.name``."""
         self._forget_former_loop()
         name = self._name(claim.name)
-        place = PlaceToPoll(self, claim, tell, name.pace.token)
+        place = PlaceToPoll(self, claim, notify, name.pace.token)
         name.waiting.append(place)
         return place
 

@@ -234,9 +234,9 @@ class RowBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the store only wakes)
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the store only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, tell)
+        return self._places.stand(self._in_line, claim, notify)
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:

@@ -173,7 +173,7 @@ def fits(mode: Mode, held: Collection[Mode]) -> bool:
 
 
 def free_permit(mode: Mode, taken: Collection[int | None]) -> int | None:
-    """The lowest free number, of which there is one; None for what is no permit."""
+    """The lowest free number, of which there is one; None for what is not a permit."""
     return next(n for n in range(mode.of) if n not in taken) if isinstance(mode, Permit) else None
 
 

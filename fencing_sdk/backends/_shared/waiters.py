@@ -191,12 +191,12 @@ class KeptPlaces:
         self._joining = Turns(_MOST_JOINING)
         self._tasks = BackgroundTasks()
 
-    def stand(self, join: Join, claim: Claim, tell: WaiterNotice) -> KeptPlace:
+    def stand(self, join: Join, claim: Claim, notify: WaiterNotice) -> KeptPlace:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
         if self._owner is None or not self._owner.is_current:  # the turns of a loop that has ended never end
             self._owner, self._joining = LoopOwner(), Turns(_MOST_JOINING)
             self._tasks.forget()
-        return KeptPlace(join, claim, tell, self._joining, self._tasks)
+        return KeptPlace(join, claim, notify, self._joining, self._tasks)
 
 
 class KeptPlace(PlaceInLine):
@@ -204,10 +204,10 @@ class KeptPlace(PlaceInLine):
 
     notices_joining = True
 
-    def __init__(self, join: Join, claim: Claim, tell: WaiterNotice, joining: Turns, tasks: BackgroundTasks) -> None:
+    def __init__(self, join: Join, claim: Claim, notify: WaiterNotice, joining: Turns, tasks: BackgroundTasks) -> None:
         self._join = join
         self._claim = claim
-        self._tell = tell
+        self._notify = notify
         self._joining = joining
         self._joined = False
         self._queued = False  # whether this client has to let other waiters join first
@@ -229,7 +229,7 @@ class KeptPlace(PlaceInLine):
         if task.done():
             return None
         if not self._left:
-            self._left, self._tell = True, _ignore
+            self._left, self._notify = True, _ignore
             if not task.cancelling():  # a loop that ends has cancelled it already
                 task.cancel()
             again = task.get_loop().call_later(LEAVING, task.cancel, context=Context())
@@ -249,7 +249,7 @@ class KeptPlace(PlaceInLine):
                 logger.debug("a place in line was lost", exc_info=error)
         finally:
             self._joined = self._queued = False
-            self._tell()
+            self._notify()
 
     async def _stand(self) -> None:
         async with AsyncExitStack() as staying:
@@ -258,10 +258,10 @@ class KeptPlace(PlaceInLine):
                 self._queued = False
                 turn = await staying.enter_async_context(self._join(self._claim))
             self._joined = True
-            self._tell()  # joined first, then one more try: a release in between is not missed
+            self._notify()  # joined first, then one more try: a release in between is not missed
             while True:
                 await turn.wait()
-                self._tell()
+                self._notify()
 
 
 def _ignore(grant: Grant | None = None, age: float = 0.0) -> None:

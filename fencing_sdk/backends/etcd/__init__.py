@@ -147,8 +147,8 @@ class EtcdBackend(Uncopied):
         waiter = self._waiters.find(claim)
         if waiter is not None or claim.mode is not LOCK:
             return await self._acquire(claim, waiter)
-        if (held := await self._refusal(claim)) is not None:
-            return held
+        if (busy := await self._refusal(claim)) is not None:
+            return busy
         with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire(claim, None)
             settle(outcome)
@@ -158,8 +158,8 @@ class EtcdBackend(Uncopied):
         """Refuse a claim without a request if another claim of this client is before it, or is just being refused."""
         if self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None:
             return None  # it may hold the lock
-        held = await self._first_asks.refusal(claim)
-        return Busy(None) if held is None and self._waiters.any_for(claim.name) else held
+        busy = await self._first_asks.refusal(claim)
+        return Busy(None) if busy is None and self._waiters.any_for(claim.name) else busy
 
     async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Busy:
         started, key = self._leases.now(), self._keys.own(claim)
@@ -296,9 +296,9 @@ class EtcdBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, tell)
+        return self._places.stand(self._in_line, claim, notify)
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:

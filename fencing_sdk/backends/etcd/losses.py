@@ -67,7 +67,7 @@ class EtcdLossWatcher(LossNotices):
         self._last_id = 0
         self._changed = WakeUp()
         self._task = BackgroundTask()
-        self._telling = BackgroundTasks()
+        self._notifying = BackgroundTasks()
 
     def granted(self, key: bytes, claim: Claim) -> None:
         """Watch a grant, or one that was renewed, if a client wants notices."""
@@ -187,13 +187,13 @@ class EtcdLossWatcher(LossNotices):
             return
         self.ended(key)
         self._on_deleted(key, False)  # noqa: FBT003  (see `SharedLeases.on_deleted`)
-        self._telling.start(self._tell(claim))
+        self._notifying.start(self._notify(claim))
 
-    async def _tell(self, claim: Claim) -> None:
+    async def _notify(self, claim: Claim) -> None:
         """Notify the clients, after a look for the operator's reason."""
-        self.tell(claim, LossReason.REVOKED, await reason_for(claim, self._operating.reasons))
+        self.notify(claim, LossReason.REVOKED, await reason_for(claim, self._operating.reasons))
 
     async def aclose(self) -> None:
         """Stop watching."""
         await self._task.aclose()
-        await self._telling.aclose(patience=0.0)
+        await self._notifying.aclose(patience=0.0)

@@ -182,7 +182,7 @@ class EtcdWaiters:
                 return rival, revision
 
     async def _deleted_here(self, key: bytes) -> bool:
-        """Wait until this client has deleted *key*; return whether that was a lock, given back."""
+        """Wait until this client has deleted *key*; return whether that was a lock, released."""
         follower: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         followers = self._followers.setdefault(key, set())
         followers.add(follower)

@@ -169,8 +169,8 @@ class KahunaBackend(Uncopied):
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
-        if not may_hold and (held := await self._waiters.refusal(claim)) is not None:
-            return held
+        if not may_hold and (busy := await self._waiters.refusal(claim)) is not None:
+            return busy
         with self._waiters.asking(claim) as settle:
             outcome = await self._try_lock(claim)
             settle(outcome)
@@ -190,9 +190,9 @@ class KahunaBackend(Uncopied):
             return await self._waiters.refused(claim)
         raise error_of_answer(answer, "acquire")
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._waiters.stand(claim, tell)
+        return self._waiters.stand(claim, notify)
 
     async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
         """

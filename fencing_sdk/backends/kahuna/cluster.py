@@ -181,7 +181,7 @@ def _error(operation: str, failures: list[RequestFailedError]) -> BackendError:
     """
     The error of a call that no node answered.
 
-    A request that a node could not answer yet may still be carried out, so what follows it is no refusal.
+    A request that a node could not answer yet may still be carried out, so what follows it is not a refusal.
     """
     again = [failure for failure in failures if failure.again]
     if not again:

@@ -4,7 +4,7 @@ The REST contract of Kahuna: what a request says and what an answer means. No I/
 For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
 owner id of the claim, followed by its label.
 
-An answer that is no outcome becomes an error: `BackendRefusedError` if it is permanent *and* certainly took no lock.
+Any other answer becomes an error: `BackendRefusedError` if it is permanent *and* certainly took no lock.
 Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna answers another request.
 """
 
@@ -222,7 +222,7 @@ def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
 def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
     """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
     decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
-    text = decisive.told_of(operation)
+    text = decisive.sentence(operation)
     detail = text if len(failures) == 1 else f"none of {len(failures)} nodes: {text}"
     kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
     error = kind(BACKEND, operation, detail)

@@ -55,14 +55,14 @@ class KahunaWaiters:
         self._line = PollingLine(left)
         self._first_asks = FirstAsks()
 
-    def stand(self, claim: Claim, tell: WaiterNotice) -> PlaceToPoll:
+    def stand(self, claim: Claim, notify: WaiterNotice) -> PlaceToPoll:
         """See `PollingLine.stand`."""
-        return self._line.stand(claim, tell)
+        return self._line.stand(claim, notify)
 
     async def refusal(self, claim: Claim) -> Busy | None:
         """Refuse *claim* without a try, if that would fail."""
-        if not self._line.waits(claim) and (held := await self._first_asks.refusal(claim)) is not None:
-            return held
+        if not self._line.waits(claim) and (busy := await self._first_asks.refusal(claim)) is not None:
+            return busy
         seconds = self._line.refusal(claim)
         if seconds is not None:
             return Busy(seconds if math.isfinite(seconds) else None)
@@ -102,7 +102,7 @@ def _held(holder: Holder | None) -> Busy:
 
 class KnownGrants:
     """
-    The grants that were made or renewed by this object, and not given back.
+    The grants that were made or renewed by this object, and not released.
 
     The table is bounded: beyond its limit the grant that was renewed longest ago is forgotten, and a refusal of it is
     believed at once.

@@ -114,19 +114,19 @@ class Bell:
 
     async def _pass_on(self, session: MysqlSession, *, again: bool) -> None:
         if again:  # who wrote to all clients found none that sleeps here
-            self._tell("")
+            self._notify("")
         mine = f"FROM fencing_bell WHERE client = {hexadecimal(self.client)}"
         sleep = f"SELECT SLEEP(IF(EXISTS(SELECT 1 {mine}), 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
         while self._listeners:
             messages = await _unless_interrupted(session, f"SELECT id, message {mine} ORDER BY id")
             for _, text in messages:
-                self._tell(text.decode())
+                self._notify(text.decode())
             if messages:
                 numbers = ", ".join(f"{number:d}" for number, _ in messages)
                 await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
             await _unless_interrupted(session, sleep)
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         for listener in tuple(self._listeners):
             listener(text)
 

@@ -89,7 +89,7 @@ CODES: dict[int, Verdict] = {
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ConnectionAbandonedError, (BackendUnavailableError, "the connection was abandoned, or the backend was closed")),
-    (UnicodeError, (BackendRefusedError, "a text of the claim cannot be stored, because it is no valid Unicode")),
+    (UnicodeError, (BackendRefusedError, "a text of the claim cannot be stored, because it is not valid Unicode")),
     (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),
     (asyncio.IncompleteReadError, _LOST),
     (OSError, (BackendUnavailableError, "no connection to the server")),

@@ -306,9 +306,9 @@ class PostgresqlBackend(Uncopied):
         with translating("create_schema"):
             await self._dialer.create_schema()
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, tell)
+        return self._places.stand(self._in_line, claim, notify)
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:

@@ -28,7 +28,7 @@ class StandbyError(Exception):
 
 
 class ReadOnlyError(Exception):
-    """The server is no standby, and refuses writes in this session."""
+    """The server is not a standby, and refuses writes in this session."""
 
 
 class NoTlsError(Exception):

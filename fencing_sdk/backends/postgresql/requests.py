@@ -139,7 +139,7 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Busy:
     Read the answer to `PostgresqlRequests.acquisition`. A waiter tries again after *poll* seconds at the latest.
 
     Raises:
-        UnreadableRowError: the row is no such answer, so whether the lock was granted is unknown.
+        UnreadableRowError: the row is not such an answer, so whether the lock was granted is unknown.
     """
     token, seconds_left, permit = columns(row, 3)
     if token is None:
@@ -156,7 +156,7 @@ def read_transfer(row: DriverRow | None, of: Claim) -> Grant | Renewal:
     Read the answer to `PostgresqlRequests.transfer`.
 
     Raises:
-        UnreadableRowError: the row is no such answer, so which owner holds is unknown.
+        UnreadableRowError: the row is not such an answer, so which owner holds is unknown.
     """
     token, permit, refusal = columns(row, 3)
     if refusal is None:
@@ -174,7 +174,7 @@ def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant |
     Read the answer to `PostgresqlRequests.acquire_readers`: None for each reader that has to ask alone.
 
     Raises:
-        UnreadableRowError: the row is no such answer, so which readers were granted is unknown.
+        UnreadableRowError: the row is not such an answer, so which readers were granted is unknown.
     """
     tokens, seconds_left = columns(row, 2)
     if not isinstance(tokens, list) or len(tokens) != count:
@@ -188,7 +188,7 @@ def read_renewals(row: DriverRow | None, claims: Sequence[Claim]) -> list[Renewa
     Read the answer to `PostgresqlRequests.renew`: one character for each claim.
 
     Raises:
-        UnreadableRowError: the row is no such answer.
+        UnreadableRowError: the row is not such an answer.
     """
     characters = columns(row, 1)[0] or ""
     if isinstance(characters, str) and len(characters) == len(claims):
@@ -202,7 +202,7 @@ def read_release(row: DriverRow | None, claim: Claim) -> Renewal | None:
     Read the answer to `PostgresqlRequests.release`: None if it has ended the owner's grant.
 
     Raises:
-        UnreadableRowError: the row is no such answer.
+        UnreadableRowError: the row is not such an answer.
     """
     (outcome,) = read_renewals(row, [claim])
     if outcome is Renewal.UNKNOWN:

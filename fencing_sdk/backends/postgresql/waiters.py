@@ -186,7 +186,7 @@ class WaitingReaders:
         asked: list[Claim] = []
 
         async def ask(session: PostgresqlSession) -> DriverRow | None:
-            """A reader that has left meanwhile would not give back what it is granted."""
+            """A reader that has left meanwhile would not release what it is granted."""
             asked[:] = [claim for claim in claims if claim in self._trying]
             arguments = self._requests.readers_arguments(name, asked)
             return await session.ask(self._requests.acquire_readers, arguments) if asked else None

@@ -216,7 +216,7 @@ class RedisBackend(Uncopied):
         return [next(of_shares if claim.mode.shared else of_alone) for claim in claims]
 
     async def _look(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """Ask whether *claims* are still held, all of them shares or none. Only what is no share is renewed by that."""
+        """Ask whether *claims* are still held, all of them shares or none. That renews what is not a share."""
         if not claims[0].mode.shared:
             return await self.renew(claims)
         of_name = [list(some) for _, some in groupby(claims, key=lambda claim: claim.name)]
@@ -314,9 +314,9 @@ class RedisBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._waiters.stand(claim, tell, hand_over=hand_over)
+        return self._waiters.stand(claim, notify, hand_over=hand_over)
 
 
 def _batches(claims: Sequence[Claim], most: int) -> list[Sequence[Claim]]:

@@ -31,7 +31,7 @@ local function grant(lease, last, kind, retention, owner, ttl, label, free, time
     before = redis.pcall('SET', last, digits, 'PX', retention, 'GET')
   end
   if not before then return digits end
-  local higher, problem = tonumber(before), 'ERR the last token is no number'
+  local higher, problem = tonumber(before), 'ERR the last token is not a number'
   if higher and higher < token then return digits end
   if higher then
     token, problem = higher + 1, 'TOKENRANGE the next token would not fit into 53 bits'

@@ -26,7 +26,7 @@ def read_token(reply: bytes) -> int:
     Read a token.
 
     Raises:
-        ValueError: the reply is no token; it is unknown whether the lock was granted.
+        ValueError: the reply is not a token; it is unknown whether the lock was granted.
     """
     if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
         return number
@@ -93,7 +93,7 @@ def read_line(answer: Reply) -> LineAnswer:
 
     Raises:
         ReplyError: the server refused them.
-        ValueError, TypeError: it is no answer.
+        ValueError, TypeError: it is not an answer.
     """
     if isinstance(answer, ReplyError):
         raise answer
@@ -131,7 +131,7 @@ def read_holder(name: str, reply: Reply) -> Holder | None:
             held_for=age_of(token, LOCK, now),
         )
     except ValueError:
-        msg = "WRONGTYPE this is no lease"  # the server's code for a key that is no string
+        msg = "WRONGTYPE this is not a lease"  # the server's code for a key that is not a string
         raise ReplyError(msg) from None
 
 
@@ -169,5 +169,5 @@ def _read_share_of(name: str, now: int, owner: Reply, left: Reply, entry: Reply)
         age = age_of(token, mode, now)
         return Holder(name, token, holder, remaining, text, mode, None if number < 0 else number, held_for=age)
     except ValueError:
-        msg = "WRONGTYPE this is no share"
+        msg = "WRONGTYPE this is not a share"
         raise ReplyError(msg) from None

@@ -50,7 +50,7 @@ class RedisLossWatcher(LossNotices):
         super().__init__()
         self._look = look
         self._held: dict[str, dict[str, tuple[Claim, int]]] = {}  # by the key of the lease, and by owner: the token
-        self._given_back: dict[str, int] = {}  # by owner: the tokens of the last grants that their holders ended
+        self._released: dict[str, int] = {}  # by owner: the tokens of the last grants that their holders ended
         self._left: dict[str, None] = {}  # owners for which a waiter that left has sent a release
         self._to_look_at: dict[str, tuple[str, Claim]] = {}  # by owner: what is held alone, and may have ended
         self._task = BackgroundTask()
@@ -61,10 +61,10 @@ class RedisLossWatcher(LossNotices):
         """
         Watch a new grant. An earlier one beside which it does not fit has ended: look at that too.
 
-        The answer to an acquisition may come after its grant was handed over otherwise and given back. It is not
+        The answer to an acquisition may come after its grant was handed over otherwise and released. It is not
         watched, since its end would never be noted.
         """
-        if self._given_back.get(claim.owner) == token:
+        if self._released.get(claim.owner) == token:
             return
         held = self._held.get(key)
         if held is None:
@@ -93,7 +93,7 @@ class RedisLossWatcher(LossNotices):
             del self._left[next(iter(self._left))]
 
     def may_be_released(self, claim: Claim) -> bool:
-        """Return whether this client has sent another release of *claim*: then a refusal of the holder's is no loss."""
+        """Return whether this client has sent another release of *claim*; then it need not see a loss in a refusal."""
         return claim.owner in self._left
 
     def follow(self, key: str, pipe: Pipe | None) -> None:
@@ -104,9 +104,9 @@ class RedisLossWatcher(LossNotices):
     def ended(self, key: str, claim: Claim) -> bool:
         """Stop watching a grant that its holder ends; return whether this client holds others of the name."""
         if (token := self._forget(key, claim)) is not None:
-            self._given_back[claim.owner] = token
-            if len(self._given_back) > _REMEMBERED:
-                del self._given_back[next(iter(self._given_back))]
+            self._released[claim.owner] = token
+            if len(self._released) > _REMEMBERED:
+                del self._released[next(iter(self._released))]
         return key in self._held
 
     def _forget(self, key: str, claim: Claim) -> int | None:
@@ -171,7 +171,7 @@ class RedisLossWatcher(LossNotices):
 
     def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
         if self._forget(key, claim) is not None:  # else its holder has released it meanwhile
-            self.tell(claim, reason, detail)
+            self.notify(claim, reason, detail)
 
     async def aclose(self) -> None:
         """End the looks that are under way, and watch no lease again: a message may come while connections close."""

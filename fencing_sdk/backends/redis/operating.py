@@ -125,7 +125,7 @@ class RedisListing:
         )
 
     async def _describe(self, names: Sequence[str]) -> list[Holder]:
-        """Look at leases: what has ended since they were found is left out, and so is what is no lease."""
+        """Look at leases: what has ended since they were found is left out, and so is what is not a lease."""
         batches = [names[start : start + self._batch] for start in range(0, len(names), self._batch)]
         holders: list[Holder] = []
         for batch, outcome in zip(batches, await self._run_all(batches), strict=True):

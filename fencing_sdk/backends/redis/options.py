@@ -121,7 +121,7 @@ def topology_from_client(client: object) -> RedisTopology:
     Read how *client* makes its connections. The client itself is not used.
 
     Raises:
-        ConfigurationError: it is no asyncio client of redis-py or valkey-py, or it connects to replicas.
+        ConfigurationError: it is not an asyncio client of redis-py or valkey-py, or it connects to replicas.
     """
     return RedisTopology(servers_of_client(client))
 
@@ -238,7 +238,7 @@ def quorum_from_clients(clients: object) -> QuorumTopology:
     Read how *clients* make their connections, each to one server. The clients themselves are not used.
 
     Raises:
-        ConfigurationError: they are no asyncio clients of redis-py or valkey-py, or not each of one server.
+        ConfigurationError: they are not asyncio clients of redis-py or valkey-py, or not each of one server.
     """
     if not isinstance(clients, Sequence) or isinstance(clients, str | bytes):
         msg = "clients must be a list of asyncio clients of redis-py or valkey-py, one for each node"

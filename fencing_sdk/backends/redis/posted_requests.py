@@ -131,9 +131,9 @@ class RedisPosts:
 
     def refused(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
         """Answer a release that has found no grant of its owner, with the reason if an operator took it away."""
-        self._asking.start(self._tell_reason(claim, refusal, answer))
+        self._asking.start(self._report_reason(claim, refusal, answer))
 
-    async def _tell_reason(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
+    async def _report_reason(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
         outcome: Renewal | Revoked = refusal
         try:
             (outcome,) = await with_reasons([claim], [refusal], self._reasons)

@@ -19,7 +19,7 @@ and when it was sent, on the client's own clock. What wakes a waiter:
    gives signs of life at once, and so it does when the slot of a name moves to another server of a cluster.
 5. A sign of life without an answer: the waiter asks by itself, until a sign is answered.
 
-A waiter that gives up releases its claim, which takes it out of the line, and gives back what it was handed meanwhile.
+A waiter that gives up releases its claim, which takes it out of the line, and releases what it was handed meanwhile.
 If a message for it comes later, the client releases the claim once more.
 """
 
@@ -79,7 +79,7 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
 
         tag: The beginning of the lock's keys.
 
-        tell: Called with news.
+        notify: Called with news.
 
         hands_over: Whether it can be handed the lock. If not, it is woken only.
 
@@ -91,12 +91,12 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
         claim: Claim,
         ticket: str,
         tag: str,
-        tell: WaiterNotice,
+        notify: WaiterNotice,
         hands_over: bool,  # noqa: FBT001
         leave: Callable[[RedisWaiter], asyncio.Task[None] | None],
     ) -> None:
         super().__init__(claim, ticket, tag)
-        self.tell = tell
+        self.notify = notify
         self.hands_over = hands_over
         self._leave = leave
         self.loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ class RedisWaiter(ListeningWaiter, PlaceInLine):
 
     def let_go(self) -> None:
         """Stop the news, and drop the acquisition: its task may hold anything, and the lease itself."""
-        self.tell = _ignore
+        self.notify = _ignore
 
 
 class RedisWaiters:
@@ -139,10 +139,10 @@ class RedisWaiters:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> RedisWaiter:
         """Join the line of a name in the background."""
         hands_over = hand_over and self._requests.fair and not self._requests.replicas
-        waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), tell, hands_over, self._leave)
+        waiter = RedisWaiter(claim, new_ticket(), self._keys.tag(claim.name), notify, hands_over, self._leave)
         self._table.add(waiter)
         self._plan(waiter.due)
         return waiter
@@ -153,7 +153,7 @@ class RedisWaiters:
 
         The first does not release it: its own call may be on its way, and a release would end the grant that it gets.
         """
-        if waiter.tell is _ignore:
+        if waiter.notify is _ignore:
             return None  # it has left
         self._table.remove(waiter)
         self._channels.unsubscribe(waiter)
@@ -168,7 +168,7 @@ class RedisWaiters:
 
     async def _take_out(self, waiter: RedisWaiter) -> None:
         """
-        Take *waiter* out of the line, and give back what it was handed.
+        Take *waiter* out of the line, and release what it was handed.
 
         Raises no error: if the request fails, the server drops the waiter for lack of a sign of life.
         """
@@ -266,11 +266,11 @@ class RedisWaiters:
             waiter.due = now + _until_next_sign(answer)
             waiter.joined = True
             if self._table.find(waiter.claim) is not waiter:
-                self._give_back(waiter)  # it has left, and its leaving may have been processed before this sign
+                self._release(waiter)  # it has left, and its leaving may have been processed before this sign
             elif number in answer.numbers and answer.token is not None:
                 self._hand(waiter, answer.token, sent_at)
             elif number in answer.numbers:
-                waiter.tell()  # its turn
+                waiter.notify()  # its turn
 
     def _missed(self, waiters: Sequence[RedisWaiter]) -> None:
         """A sign of life was not answered: the waiters poll until one is."""
@@ -278,24 +278,24 @@ class RedisWaiters:
         for waiter in waiters:
             waiter.due = now + _SIGN_EVERY
             waiter.joined = False
-            waiter.tell()
+            waiter.notify()
 
     # Grants that the server has made for a waiter.
 
     def _hand(self, waiter: RedisWaiter, token: int, sent_at: int) -> None:
         """Hand *waiter* the lock. The grant counts from the moment at which the sign that it names was sent."""
         if self._table.find(waiter.claim) is not waiter:
-            self._give_back(waiter)
+            self._release(waiter)
         elif waiter.hands_over:
             age = max(0.0, _CLOCK.now() - sent_at / 1000)
             lease = lease_key(waiter.tag)
             self._losses.granted(lease, waiter.claim, token)
-            waiter.tell(Grant(token), age)
+            waiter.notify(Grant(token), age)
             self._losses.follow(lease, waiter.open_pipe)  # last: the waiter runs before this command is written
         else:
-            waiter.tell()
+            waiter.notify()
 
-    def _give_back(self, waiter: RedisWaiter) -> None:
+    def _release(self, waiter: RedisWaiter) -> None:
         """Release the claim of a waiter that has left. If it holds the lock, a message was late, or came twice."""
         if not self._holds(waiter):
             self._calls.start(self._take_out(waiter))
@@ -318,7 +318,7 @@ class RedisWaiters:
                 if len(handing) == _HANDING:
                     self._hand(waiter, read_token(handing[1].encode()), int(handing[0]))
                 elif self._table.find(waiter.claim) is waiter:
-                    waiter.tell()
+                    waiter.notify()
 
     def on_connect(self, node: RedisNode, pipe: Pipe) -> None:
         """Listen on a new connection, and ask what the waiters have missed."""

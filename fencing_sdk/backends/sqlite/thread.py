@@ -137,7 +137,7 @@ class SqlThread(Generic[F]):
 
     def start_again(self) -> None:
         """
-        Have a thread again after a fork, and do not wait for work: the work may be to give locks back at the exit.
+        Have a thread again after a fork, and do not wait for work: the work may be to release locks at the exit.
 
         Python 3.12 starts no thread while the interpreter ends.
         """

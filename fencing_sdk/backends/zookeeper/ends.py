@@ -105,7 +105,7 @@ class ZooKeeperLossWatcher(LossNotices):
                 self._own_nodes.drop(own_node)
                 if node is None:
                     reasons = partial(self._operating.reasons, own_node.session)
-                    self.tell(own_node.claim, LossReason.REVOKED, await reason_for(own_node.claim, reasons))
+                    self.notify(own_node.claim, LossReason.REVOKED, await reason_for(own_node.claim, reasons))
 
     def session_ended(self, own_node: OwnNode) -> None:
         """The server has given up the session of *own_node*, and deleted the node."""
@@ -113,7 +113,7 @@ class ZooKeeperLossWatcher(LossNotices):
         self._own_nodes.drop(own_node)
         own_node.woken.set()
         if held:
-            self.tell(own_node.claim, LossReason.REFUSED)
+            self.notify(own_node.claim, LossReason.REFUSED)
 
 
 class CleanUp:

@@ -67,8 +67,8 @@ class ZooKeeperWaitQueue:
         """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
         if claim.mode is not LOCK or self._own_nodes.get(key_of(claim)) is not None:
             return await self._acquire_in_turn(claim)
-        if (held := await self._refusal(claim)) is not None:
-            return held
+        if (busy := await self._refusal(claim)) is not None:
+            return busy
         with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire_in_turn(claim)
             settle(outcome)
@@ -78,10 +78,10 @@ class ZooKeeperWaitQueue:
         """Refuse a claim without a node if another claim of this client is before it, or is just being refused."""
         if self._unanswered.has(claim.owner):
             return None  # it may hold the lock
-        held = await self._first_asks.refusal(claim)
-        if held is None and self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
+        busy = await self._first_asks.refusal(claim)
+        if busy is None and self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
             return Busy(None)
-        return held
+        return busy
 
     async def _acquire_in_turn(self, claim: Claim) -> Grant | Busy:
         self._unanswered.begin(claim.owner)

@@ -175,7 +175,7 @@ def checked_body(body: object) -> str:
     Return *body* if it can follow the check. The server checks its syntax.
 
     Raises:
-        ConfigurationError: it is no text, or begins with a line that must be the first of a script.
+        ConfigurationError: it is not a text, or begins with a line that must be the first of a script.
     """
     if not isinstance(body, str):
         msg = f"body must be Lua as a str, not {type(body).__name__}"

@@ -5,7 +5,7 @@
 -- holder ('' if unknown) for each fence, the retention in ms ('0': for ever), and the number of fences. The check
 -- removes them from KEYS and ARGV, and the body finds only its own. No fence is written before all have accepted.
 --
--- {1, value} accepted    {0, number, holder, which} refused    {-1, which} the key holds something that is no fence
+-- {1, value} accepted    {0, number, holder, which} refused    {-1, which} the key holds something that is not a fence
 local count = tonumber(table.remove(ARGV))
 local retention = table.remove(ARGV)
 local asked = {}

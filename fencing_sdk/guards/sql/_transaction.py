@@ -134,10 +134,10 @@ def is_asyncpg(connection: object) -> TypeGuard[AsyncpgConnection]:
 
 def is_psycopg(connection: object) -> TypeGuard[_PsycopgConnection]:
     """Return whether this is a connection of psycopg 3, blocking or asynchronous."""
-    return tells_status(connection) and hasattr(connection, "pgconn")
+    return shows_status(connection) and hasattr(connection, "pgconn")
 
 
-def tells_status(connection: object) -> TypeGuard[_PsycopgConnection]:
+def shows_status(connection: object) -> TypeGuard[_PsycopgConnection]:
     """Return whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's ``info`` is something else."""
     return (
         not hasattr(connection, "exec_driver_sql")
@@ -230,7 +230,7 @@ class Transaction:
         Recognise *transaction*.
 
         Raises:
-            UsageError: it is no connection or session, or it is an asynchronous one of SQLAlchemy.
+            UsageError: it is not a connection or session, or it is an asynchronous one of SQLAlchemy.
             UnsupportedError: SqlGuard does not support its database or its driver.
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
@@ -302,7 +302,7 @@ class Transaction:
                 raise UnsupportedError(msg)
             self._use_mysql(self.driver)
             return
-        if not (is_asyncpg(self.driver) or tells_status(self.driver)):
+        if not (is_asyncpg(self.driver) or shows_status(self.driver)):
             msg = f"SqlGuard supports asyncpg and psycopg; it cannot see what {type(self.driver).__module__} commits"
             raise UnsupportedError(msg)
         self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
@@ -369,7 +369,7 @@ def _alchemy_connection(transaction: object) -> AlchemyConnection:
         return cast("AlchemyConnection", transaction)
     if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
         return cast("AlchemySession", transaction).connection()
-    if tells_status(transaction):
+    if shows_status(transaction):
         package = type(transaction).__module__.partition(".")[0]
         msg = (
             f"a transaction cannot be a connection of {package} itself; pass a connection of psycopg 3 "

@@ -42,7 +42,7 @@ def check_endings(facts: Facts, report: Report) -> None:
         lease = held.get((grant.name, grant.holder, grant.token))
         late = lease is not None and lease.released is not None and grant.start > lease.released  # readers: same token
         if lease is not None and not late:
-            _given_back(facts, grant, lease, report)
+            _released(facts, grant, lease, report)
         elif asked:
             _given_up(facts, grant, asked, report)
     for lease in facts.leases:
@@ -74,7 +74,7 @@ def _as_meant(grant: StoreGrant, report: Report) -> None:
         report.found("P5", "foreign_revocation", grant.ended, text)
 
 
-def _given_back(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:
+def _released(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:
     """What was released is free at once, not at its ttl."""
     released = lease.released
     if released is None or lease.kept or grant.excused:

@@ -39,7 +39,7 @@ class RecordedLease:
     permits: int | None = None
     released: float | None = None
     kept: bool = False
-    """True if the client asked the store to keep the lock for a while, instead of giving it back."""
+    """True if the client asked the store to keep the lock for a while, instead of releasing it."""
     lost: float | None = None
     reason: str = ""
     entered: float | None = None

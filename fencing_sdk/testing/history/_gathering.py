@@ -42,10 +42,10 @@ def gather(lines: Iterable[Line]) -> list[Facts]:
     """
     gatherers = [_Gatherer()]
     for line in sorted(lines, key=lambda line: float(line["t"])):
-        if line["kind"] == "run" and gatherers[-1].told:
+        if line["kind"] == "run" and gatherers[-1].begun:
             gatherers.append(_Gatherer())
         gatherers[-1].add(line)
-    return [gatherer.finish() for gatherer in gatherers if gatherer.told]
+    return [gatherer.finish() for gatherer in gatherers if gatherer.begun]
 
 
 class PendingAcquisition(NamedTuple):
@@ -59,7 +59,7 @@ class PendingAcquisition(NamedTuple):
 class _Gatherer:
     def __init__(self) -> None:
         self.facts = Facts()
-        self.told = False
+        self.begun = False
         self._leases: dict[tuple[str, str, int], RecordedLease] = {}
         self._by_holder: dict[tuple[str, str], RecordedLease] = {}
         self._by_token: dict[tuple[str, int], RecordedLease] = {}
@@ -75,8 +75,8 @@ class _Gatherer:
             return
         try:
             at = float(line["t"])
-            if not self.told:
-                self.told = True
+            if not self.begun:
+                self.begun = True
                 self.facts.start = at
             self.facts.end = at  # they come in order
             actor = str(line.get("lane", line.get("actor", "?")))
@@ -290,7 +290,7 @@ def _access(line: Line, at: float, actor: str, *, accepted: bool, write: bool = 
 def _seconds(line: Line, field: str) -> float:
     value = line[field]
     if not isinstance(value, int | float) or isinstance(value, bool) or not -_LIMIT < value < _LIMIT:
-        msg = f"{shown(field)} is no such number"
+        msg = f"{shown(field)} is not such a number"
         raise ValueError(msg)
     return float(value)
 
@@ -302,7 +302,7 @@ def _waited(line: Line) -> float:
 def _token(line: Line, field: str) -> int:
     value = line[field]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LIMIT:
-        msg = f"{shown(field)} is no such number"
+        msg = f"{shown(field)} is not such a number"
         raise ValueError(msg)
     return value
 

@@ -40,7 +40,7 @@ class GuardTokenPromises(GuardUnderTest):
         await self.accepted(guard, RESOURCE, NEW, "newer")
 
     async def test_one_holder_writes_many_times_with_one_token(self, guard: Guard) -> None:
-        """A token is no ticket for a single write."""
+        """A token is not a ticket for a single write."""
         for number in range(5):
             await self.accepted(guard, RESOURCE, NEW, f"value {number}")
 
@@ -89,7 +89,7 @@ class GuardTokenPromises(GuardUnderTest):
 
     @pytest.mark.parametrize("token", NO_TOKENS, ids=lambda token: ascii(token)[:20])
     async def test_what_is_no_token_is_refused_and_changes_nothing(self, guard: Guard, token: Any) -> None:
-        """A number that is read differently on two sides is no fence."""
+        """A number that is read differently on two sides is not a fence."""
         await self.accepted(guard, RESOURCE, 0, "value")
         with pytest.raises(ConfigurationError):
             await self.write(guard, RESOURCE, token, "not a token")

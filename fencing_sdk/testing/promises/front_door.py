@@ -127,19 +127,19 @@ class FrontDoorPromises(BackendUnderTest):
             await self.granted(backend, self.claim())
             with pytest.raises(LeaseLostError) as lost:
                 await working
-        assert lost.value.reason is (LossReason.TAKEN_OVER if self.tells_taken_over else LossReason.REFUSED)
+        assert lost.value.reason is (LossReason.TAKEN_OVER if self.shows_taken_over else LossReason.REFUSED)
 
     async def test_a_block_whose_grant_has_gone_ends_with_the_loss(self, backend: Backend, reopen: Reopen) -> None:
-        """Found by the release, if not earlier: a body that ends before the next heartbeat is no success."""
-        told: list[Event] = []
-        async with LockClient(backend, observers=[told.append]) as locks, aclosing(reopen()) as other, self.soon():
+        """Found by the release, if not earlier: a body that ends before the next heartbeat is not a success."""
+        seen: list[Event] = []
+        async with LockClient(backend, observers=[seen.append]) as locks, aclosing(reopen()) as other, self.soon():
             lock = locks.lock(NAME, ttl=60, heartbeat_interval=15, label="")
             for hold in (_entered, _held):
                 with pytest.raises(LeaseLostError) as lost:
                     async with hold(lock) as lease:
                         await other.release(Claim(NAME, 60, lease.owner))
                 assert lost.value.reason in {LossReason.REFUSED, LossReason.REVOKED}
-                assert [event.kind for event in told[-2:]] == ["lost", "released"]
+                assert [event.kind for event in seen[-2:]] == ["lost", "released"]
 
     async def test_the_heartbeat_holds_the_lock_beyond_its_ttl(self, backend: Backend) -> None:
         """Renewal by renewal; a rival is refused all the time."""
@@ -151,20 +151,20 @@ class FrontDoorPromises(BackendUnderTest):
 
     async def _held_beyond(self, backend: Backend, name: str, ttl: float) -> bool:
         """See a lock held beyond its *ttl*; False if the machine was too slow to renew it in time."""
-        told = asyncio.Queue[Event]()
+        seen = asyncio.Queue[Event]()
 
         def observe(event: Event) -> None:
             if isinstance(event, Renewed | Lost):
-                told.put_nowait(event)
+                seen.put_nowait(event)
 
         async with LockClient(backend, observers=[observe]) as locks, self.soon():
             lease = await locks.lock(name, ttl=ttl).acquire()
             for _ in range(3):
                 await self.pass_time(ttl * 0.4)
-                while not told.empty():
-                    told.get_nowait()
+                while not seen.empty():
+                    seen.get_nowait()
                 if lease.held:
-                    await told.get()
+                    await seen.get()
                 outcome = await backend.acquire(self.claim(name))
                 if not lease.held:
                     assert lease.lost_reason in {None, LossReason.EXPIRED, LossReason.STALLED}
@@ -220,7 +220,7 @@ class FrontDoorPromises(BackendUnderTest):
 
     @pytest.mark.parametrize("parameter", _ODD_NUMBERS)
     async def test_an_odd_number_is_refused_before_the_store_sees_it(self, backend: Backend, parameter: str) -> None:
-        """The error names the parameter; a bool, a text, nan and infinity are no numbers of seconds."""
+        """The error names the parameter; a bool, a text, nan and infinity are not numbers of seconds."""
         counted = FaultyBackend(backend)
         async with LockClient(counted) as locks:
             for number in _ODD_NUMBERS[parameter]:
@@ -230,7 +230,7 @@ class FrontDoorPromises(BackendUnderTest):
         assert counted.calls == []
 
     async def test_a_client_leaves_the_backend_closed(self, backend: Backend, reopen: Reopen) -> None:
-        """Leaving ``async with`` gives back what is held; another client gets it at once."""
+        """Leaving ``async with`` releases what is held; another client gets it at once."""
         async with LockClient(backend) as locks:
             lease = await locks.lock(NAME).acquire()
         assert lease.lost_reason is LossReason.CLOSED

@@ -81,7 +81,7 @@ class GrantPromises(BackendUnderTest):
         assert claim.owner not in repr(await backend.inspect(claim.name))
 
     async def test_grants_outlive_the_object_that_asked_for_them(self, backend: Backend, reopen: Reopen) -> None:
-        """Closing the connections gives nothing back."""
+        """Closing the connections releases nothing."""
         claim = self.claim()
         token = await self.granted(backend, claim)
         await backend.aclose()
@@ -90,7 +90,7 @@ class GrantPromises(BackendUnderTest):
             assert await self.granted(other, claim) == token
 
     async def test_a_closed_backend_opens_again(self, backend: Backend) -> None:
-        """Every call may be the first one after `aclose`, and closing twice is no error."""
+        """Every call may be the first one after `aclose`, and closing twice is not an error."""
         claim = self.claim()
         await backend.aclose()
         await self.granted(backend, claim)
@@ -133,7 +133,7 @@ class GrantPromises(BackendUnderTest):
     # Ownership
 
     async def test_nobody_else_can_release(self, backend: Backend) -> None:
-        """A release proves ownership; that of a stranger changes nothing and is no error."""
+        """A release proves ownership; that of a stranger changes nothing and is not an error."""
         claim = self.claim()
         await self.granted(backend, claim)
         await backend.release(self.claim())
@@ -221,12 +221,12 @@ class AbandonmentPromises(BackendUnderTest):
         await backend.release(Claim(claim.name, claim.ttl, claim.owner))
         await self.granted(backend, self.claim())
 
-    async def test_a_cancelled_acquisition_can_be_given_back(self, backend: Backend) -> None:
+    async def test_a_cancelled_acquisition_can_be_released(self, backend: Backend) -> None:
         """Wherever the cancellation hits, releasing by claim, again if need be, frees the lock."""
         for yields in _YIELDS:
             claim = self.claim(f"cancelled/{yields}")
             await _cut_short(backend.acquire(claim), yields)
-            await self._given_back(backend, claim)
+            await self._released(backend, claim)
 
     async def test_a_release_that_overtakes_its_acquisition_is_repeated(self, backend: Backend) -> None:
         """The release finds nothing and says nothing; the late grant is freed by the next release."""
@@ -256,7 +256,7 @@ class AbandonmentPromises(BackendUnderTest):
                 assert (holder.name, holder.token) == (other.name, token)
         assert await self.renewed(backend, mine) is Renewal.RENEWED
 
-    async def _given_back(self, backend: Backend, claim: Claim) -> None:
+    async def _released(self, backend: Backend, claim: Claim) -> None:
         rival = self.claim(claim.name)
         async with self.soon():
             while True:

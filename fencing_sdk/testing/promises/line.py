@@ -103,8 +103,8 @@ class LinePromises(BackendUnderTest):
         async with in_line(backend, waiter) as turn:
             await self.refused(backend, waiter)
             await backend.release(holder)
-            held = await self.refused(backend, self.claim())
-            assert held.retry_after is None or held.retry_after > 0, "a newcomer would try in a tight loop"
+            busy = await self.refused(backend, self.claim())
+            assert busy.retry_after is None or busy.retry_after > 0, "a newcomer would try in a tight loop"
             await self._served(backend, waiter, turn)
 
     @needs("queues")
@@ -266,7 +266,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 class DirectGrantPromises(BackendUnderTest):
-    """Handing over, and giving back. For backends that declare ``hands_over``."""
+    """Handing over, and releasing. For backends that declare ``hands_over``."""
 
     @needs("hands_over")
     async def test_a_release_hands_the_lock_over_with_its_token(self, backend: QueueingBackend) -> None:
@@ -329,7 +329,7 @@ class DirectGrantPromises(BackendUnderTest):
         await self.granted(backend, self.claim())
 
     @needs("hands_over")
-    async def test_a_grant_on_its_way_to_a_waiter_that_leaves_is_given_back(self, backend: QueueingBackend) -> None:
+    async def test_a_grant_on_its_way_to_a_waiter_that_leaves_is_released(self, backend: QueueingBackend) -> None:
         """Handed over and cancelled at once: the release of its claim passes the lock on to the next waiter."""
         holder = self.claim()
         await self.granted(backend, holder)
@@ -385,40 +385,40 @@ class NoticePromises(BackendUnderTest):
     @needs("notices")
     async def test_the_holder_is_told_that_its_grant_was_taken_away(self, backend: NoticingBackend) -> None:
         """The notice names the claim and the reason, and the lock is free."""
-        told: asyncio.Queue[tuple[str, str, LossReason]] = asyncio.Queue()
-        backend.on_loss(lambda claim, reason, *_: told.put_nowait((claim.name, claim.owner, reason)))
+        notices: asyncio.Queue[tuple[str, str, LossReason]] = asyncio.Queue()
+        backend.on_loss(lambda claim, reason, *_: notices.put_nowait((claim.name, claim.owner, reason)))
         claim = self.claim()
         await self.granted(backend, claim)
         await self.revoke(backend, NAME)
         async with self.soon():
-            assert await told.get() == (NAME, claim.owner, LossReason.REVOKED)
+            assert await notices.get() == (NAME, claim.owner, LossReason.REVOKED)
         await self.granted(backend, self.claim())
 
     @needs("notices")
     async def test_giving_back_is_no_loss(self, backend: NoticingBackend) -> None:
         """Only a grant that ends behind its holder's back is worth a notice."""
-        told: list[Claim] = []
-        backend.on_loss(lambda claim, *_: told.append(claim))
+        notices: list[Claim] = []
+        backend.on_loss(lambda claim, *_: notices.append(claim))
         claim = self.claim()
         await self.granted(backend, claim)
         await backend.release(claim)
         await self.revoke(backend, NAME)
         await self.granted(backend, self.claim())
-        assert not told
+        assert not notices
 
     @needs("notices")
     async def test_notices_stop_when_nobody_wants_them(self, backend: NoticingBackend) -> None:
         """One client leaves, the others still hear."""
-        told: asyncio.Queue[str] = asyncio.Queue()
-        stop = backend.on_loss(lambda *_: told.put_nowait("left"))
-        backend.on_loss(lambda *_: told.put_nowait("here"))
+        notices: asyncio.Queue[str] = asyncio.Queue()
+        stop = backend.on_loss(lambda *_: notices.put_nowait("left"))
+        backend.on_loss(lambda *_: notices.put_nowait("here"))
         stop()
         stop()
         await self.granted(backend, self.claim())
         await self.revoke(backend, NAME)
         async with self.soon():
-            assert await told.get() == "here"
-        assert told.empty()
+            assert await notices.get() == "here"
+        assert notices.empty()
 
     @needs("notices")
     async def test_a_notice_ends_the_lease_and_its_work(self, backend: NoticingBackend) -> None:

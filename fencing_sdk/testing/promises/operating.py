@@ -101,7 +101,7 @@ class ListingPromises(BackendUnderTest):
 
     @needs("lists")
     async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
-        """A prefix is no pattern."""
+        """A prefix is not a pattern."""
         for name in ("a*b/1", "a*b/2", "axb/1", "a", "A*b/1", "a%b", "a_b", "a[*]b/1"):
             await self.granted(backend, self.claim(name))
         assert {holder.name for holder in await self.listed(backend, "a*b/")} == {"a*b/1", "a*b/2"}
@@ -116,16 +116,16 @@ class ListingPromises(BackendUnderTest):
         for name, other in zip(sorted(stays), goes, strict=True):
             await self.granted(backend, self.claim(name))
             await self.granted(backend, other)
-        page, told = await backend.list_holders("", None, 7), set[str]()
+        page, listed = await backend.list_holders("", None, 7), set[str]()
         for pages in range(1000):
-            told |= {holder.name for holder in page.holders}
+            listed |= {holder.name for holder in page.holders}
             if page.cursor is None:
                 break
             if goes:
                 await backend.release(goes.pop())
                 await self.granted(backend, self.claim(f"new/{pages}"))
             page = await backend.list_holders("", page.cursor, 7)
-        assert stays <= told
+        assert stays <= listed
 
     @needs("lists", "queues")
     async def test_waiters_are_listed_in_the_order_of_the_line(self, backend: ListingBackend) -> None:
@@ -166,7 +166,7 @@ class ListingPromises(BackendUnderTest):
     async def test_holders_and_waiters_are_shown_in_their_modes_with_their_labels(
         self, backend: SharesAreListed
     ) -> None:
-        """A writer is no lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
+        """A writer is not a lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
         assert isinstance(backend, SupportsLine)
         modes = [LOCK, WRITER, READER, Permit(2)]
         for mode in modes:

@@ -42,7 +42,7 @@ class SharePromises(BackendUnderTest):
             await self.refused(other, self._permit(3))
 
     @needs("shares")
-    async def test_a_permit_that_was_given_back_is_granted_again(self, backend: Backend) -> None:
+    async def test_a_permit_that_was_released_is_granted_again(self, backend: Backend) -> None:
         """The lowest free number, with a token above every earlier one of the name."""
         claims = [self._permit(3) for _ in range(3)]
         tokens = [(await self._granted(backend, claim)).token for claim in claims]
@@ -357,7 +357,7 @@ class SharePromises(BackendUnderTest):
                     await served
 
     @needs("queues", "shares")
-    async def test_each_permit_that_is_given_back_lets_one_waiter_in(self, backend: SharingLineBackend) -> None:
+    async def test_each_permit_that_is_released_lets_one_waiter_in(self, backend: SharingLineBackend) -> None:
         """In the order of arrival, also while other permits are held."""
         held = [self._permit(2) for _ in range(2)]
         for claim in held:
@@ -365,15 +365,15 @@ class SharePromises(BackendUnderTest):
         waiters = [self._permit(2) for _ in range(3)]
         async with AsyncExitStack() as line:
             turns = [await line.enter_async_context(in_line(backend, claim)) for claim in waiters]
-            for given_back, waiter, turn in zip((*held, *waiters), waiters, turns, strict=False):
+            for released, waiter, turn in zip((*held, *waiters), waiters, turns, strict=False):
                 served = asyncio.create_task(self._served(backend, waiter, turn))
                 await asyncio.sleep(0.02)
                 assert not served.done()
-                await backend.release(given_back)
+                await backend.release(released)
                 await served
 
     @needs("queues", "shares")
-    async def test_two_permits_that_are_given_back_at_once_let_two_in(self, backend: SharingLineBackend) -> None:
+    async def test_two_permits_that_are_released_at_once_let_two_in(self, backend: SharingLineBackend) -> None:
         """The first waiter is woken by a release, the second one by the release or by the first."""
         held = [self._permit(2) for _ in range(2)]
         for claim in held:

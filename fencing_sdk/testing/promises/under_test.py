@@ -80,16 +80,16 @@ class StandingClaim:
         self.age = 0.0
         self._times = 0
         self._news = asyncio.Event()
-        self.place = backend.stand(claim, self._tell, hand_over=hand_over)
+        self.place = backend.stand(claim, self._notify, hand_over=hand_over)
 
-    def _tell(self, grant: Grant | None = None, age: float = 0.0) -> None:
+    def _notify(self, grant: Grant | None = None, age: float = 0.0) -> None:
         if grant is not None:
             self.grant, self.age = grant, age
         self._times += 1
         self._news.set()
 
     async def joined(self) -> None:
-        """Wait until it is in the line. Some places have news then, which are no reason to try."""
+        """Wait until it is in the line. Some places have news then, which are not a reason to try."""
         tells = self.place.notices_joining
         while self.place.retry_after(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others have no news)
             await asyncio.sleep(0.001)
@@ -177,7 +177,7 @@ class BackendUnderTest:
     keeps_alone: bool = True
     """A ttl that a renewal has made longer is kept by the store alone, although the client has gone."""
 
-    tells_taken_over: bool = True
+    shows_taken_over: bool = True
     """A refused renewal shows whether another holder has the lock."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -257,7 +257,7 @@ class BackendUnderTest:
     @property
     def taken_over(self) -> Renewal:
         """The outcome of a renewal when another holder has the lock."""
-        return Renewal.TAKEN_OVER if self.tells_taken_over else Renewal.REFUSED
+        return Renewal.TAKEN_OVER if self.shows_taken_over else Renewal.REFUSED
 
     def assert_rising(self, tokens: list[int]) -> None:
         """Every token is higher than the one before."""

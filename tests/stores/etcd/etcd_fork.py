@@ -38,11 +38,11 @@ async def main(url: str) -> None:
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        heard = pipe.read()
     assert os.waitpid(pid, 0)[1] == 0  # noqa: ASYNC222  (the child is through)
     (renewed,) = await backend.renew([claim])
     await backend.aclose()
-    sys.stdout.write(json.dumps({"child": told, "parent": renewed.name}))
+    sys.stdout.write(json.dumps({"child": heard, "parent": renewed.name}))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class TestEtcdBackend(OwnServer, BackendSuite):
     def _short_keys(self, ttl: float) -> list[str]:
         """The keys on leases that are as short as those for *ttl*, which are rounded up and half a second longer."""
         lengths = {lease: self.own_server.ask("lease/timetolive", {"ID": lease}) for lease in self.own_server.leases()}
-        short = {lease for lease, told in lengths.items() if int(told.get("grantedTTL", 0)) < ttl + 2}
+        short = {lease for lease, heard in lengths.items() if int(heard.get("grantedTTL", 0)) < ttl + 2}
         return [key for key, kv in self.own_server.keys().items() if kv.get("lease") in short]
 
     async def purge(self, backend: Backend) -> None:

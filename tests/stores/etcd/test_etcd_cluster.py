@@ -523,16 +523,16 @@ async def test_certificates_of_both_sides_are_checked(start_etcd: StartEtcd, etc
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
     async with EtcdGuard(f"etcd+https://localhost:{port}", **mine) as guard:
         await guard.raise_to("a", 1)
-    told = f"localhost:{port}: the server's certificate is not trusted; name its authority with ca="
-    assert told in str(await refused(f"etcd+https://localhost:{port}"))
+    heard = f"localhost:{port}: the server's certificate is not trusted; name its authority with ca="
+    assert heard in str(await refused(f"etcd+https://localhost:{port}"))
     plain = cluster.members[0].port
-    for url, options, told in (
+    for url, options, heard in (
         (f"etcd+https://localhost:{port}", {"ca": mine["ca"]}, f"localhost:{port}"),
         (f"etcd://localhost:{port}", {}, f"localhost:{port}: .*does it want TLS|With TLS, write etcd\\+https://"),
         (f"etcd+https://localhost:{plain}", mine, f"no connection to localhost:{plain} .*does it speak TLS"),
     ):
         async with backend_on(url, **options) as backend:
-            with pytest.raises(BackendError, match=told):
+            with pytest.raises(BackendError, match=heard):
                 await backend.open()
 
 

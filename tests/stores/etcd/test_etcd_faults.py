@@ -43,12 +43,12 @@ TAKEN_AWAY = {LossReason.REFUSED, LossReason.REVOKED}
 
 async def test_a_process_that_stood_still_past_its_ttl_finds_its_lease_gone(etcd_server: EtcdCluster):
     async with waiters(etcd_server.url, "a", ttl=3) as frozen, opened(etcd_server.url) as (locks, _):
-        held = await frozen.told("held")
+        held = await frozen.heard("held")
         frozen.stop()
         async with locks.lock("a", wait=20) as lease:
             assert lease.token > held["token"]
             frozen.go_on()
-            lost = await frozen.told("lost")
+            lost = await frozen.heard("lost")
             assert lost["token"] == held["token"]
             lease.check()
 
@@ -67,7 +67,7 @@ async def test_a_waiter_that_stood_still_past_its_ttl_stands_in_line_again(etcd_
             await second.begun()
             assert not any(said["kind"] == "held" for said in frozen.said)
             await second.end()
-            assert (await frozen.told("held"))["token"] > second.token
+            assert (await frozen.heard("held"))["token"] > second.token
 
 
 # Something happens behind the holder's back
@@ -523,7 +523,7 @@ async def test_an_answer_from_before_the_place_was_left_and_taken_again_grants_n
 async def test_a_release_that_is_overtaken_by_the_leaving_of_the_line_has_found_no_loss(
     etcd: EtcdBackend, etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """The lock is granted and given back before joining is answered, so the same key is deleted by two requests."""
+    """The lock is granted and released before joining is answered, so the same key is deleted by two requests."""
     for limit in ("_JOINING", "LEAVING"):  # the answer comes soon, unless the machine stands still
         monkeypatch.setattr(f"fencing_sdk.backends.etcd.{limit}", 60.0)
     post, claim, join = Post(etcd), Claim("a", 60.0), etcd._line.join

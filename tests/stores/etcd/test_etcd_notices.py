@@ -54,7 +54,7 @@ async def watched(cluster: EtcdCluster, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def told(stay: Stay) -> None:
+async def noticed(stay: Stay) -> None:
     await stay.over()
     assert stay.lost is LossReason.REVOKED
 
@@ -63,7 +63,7 @@ async def test_a_key_that_is_deleted_ends_its_lock_and_no_other(etcd_server: Etc
     async with opened(etcd_server.url) as (locks, _), holding(locks, "a", "b") as (lost, kept):
         await watched(etcd_server, 2)
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")
-        await told(lost)
+        await noticed(lost)
         assert await etcd_server.command("kv/range", {"key": "eA=="})
         await kept.end()
 
@@ -73,14 +73,14 @@ async def test_a_lease_that_is_revoked_ends_all_of_its_locks(etcd_server: EtcdCl
         (lease,) = await asyncio.to_thread(etcd_server.leases)
         await etcd_server.command("lease/revoke", {"ID": lease})
         for stay in stays:
-            await told(stay)
+            await noticed(stay)
 
 
 async def test_a_loss_before_the_watch_began_is_not_missed(etcd_server: EtcdCluster):
     """A watch begins where its key was last seen, and so hears of what happened since."""
     async with opened(etcd_server.url) as (locks, _), holding(locks, "a") as (stay,):
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")
-        await told(stay)
+        await noticed(stay)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -123,7 +123,7 @@ async def test_watches_come_and_go_with_their_locks_on_one_stream(etcd_server: E
             async with holding(locks, "late") as (late,):
                 await watched(etcd_server, 6)
                 await asyncio.to_thread(etcd_server.delete, "fencing/late/")
-                await told(late)
+                await noticed(late)
             for stay in stays[15:]:
                 assert stay.lost is None
                 await stay.end()
@@ -131,11 +131,11 @@ async def test_watches_come_and_go_with_their_locks_on_one_stream(etcd_server: E
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before + 1
 
 
-async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_server: EtcdCluster):
+async def test_a_claim_that_is_released_and_taken_again_is_watched_once(etcd_server: EtcdCluster):
     """Both between two words to etcd: the watch of the first grant ends, that of the second does not."""
-    told: list[Claim] = []
+    noticed: list[Claim] = []
     async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, *_: told.append(claim))
+        backend.on_loss(lambda claim, *_: noticed.append(claim))
         again, other, third = Claim("a", TTL), Claim("b", TTL), Claim("c", TTL)
         await granted(backend, again)
         await watched(etcd_server, 1)
@@ -143,12 +143,12 @@ async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_s
         await granted(backend, again)
         await granted(backend, other)
         await watched(etcd_server, 2)
-        assert told == []
+        assert noticed == []
         await granted(backend, again)  # as after an answer that was lost
         await granted(backend, third)
         await watched(etcd_server, 3)
         await asyncio.to_thread(etcd_server.delete, "fencing/")
-        await until(lambda: len(told) == 3)
+        await until(lambda: len(noticed) == 3)
         for claim in (again, other, third):
             await backend.release(claim)
         await watched(etcd_server, 0)
@@ -156,16 +156,16 @@ async def test_a_claim_that_is_given_back_and_taken_again_is_watched_once(etcd_s
 
 async def test_a_deletion_before_the_grant_is_none_of_it(etcd_server: EtcdCluster):
     """The same claim was granted before, and what happened to that grant is heard late."""
-    told: list[Claim] = []
+    noticed: list[Claim] = []
     async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, *_: told.append(claim))
+        backend.on_loss(lambda claim, *_: noticed.append(claim))
         claim = Claim("a", TTL)
         token = await granted(backend, claim)
         key = backend._keys.own(claim)
         backend._losses._on_deletion(key, token - 1)
         backend._losses._on_deletion(key, token + 1)
-        await until(lambda: told)
-        assert told == [claim]
+        await until(lambda: noticed)
+        assert noticed == [claim]
 
 
 async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back(
@@ -179,7 +179,7 @@ async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")
         await watched(etcd_server, 0)
         etcd_proxy.heal()
-        await told(lost)
+        await noticed(lost)
         await kept.end()
 
 
@@ -204,7 +204,7 @@ async def test_a_silent_network_is_left_for_a_new_stream(
         await until(lambda: etcd_proxy.accepted >= accepted + 2)  # one that is open, and one that never opens
         etcd_proxy.cut()
         etcd_proxy.heal()
-        await told(stay)
+        await noticed(stay)
 
 
 async def test_a_member_that_dies_takes_no_notice_along(etcd_cluster: EtcdCluster):
@@ -214,7 +214,7 @@ async def test_a_member_that_dies_takes_no_notice_along(etcd_cluster: EtcdCluste
         next(member for member in etcd_cluster.members if member.origin == asked).kill()
         await etcd_cluster.await_leader()
         await asyncio.to_thread(etcd_cluster.delete, "fencing/a/")
-        await told(stay)
+        await noticed(stay)
 
 
 async def test_compaction_of_what_was_already_proven_harms_no_stream(etcd_server: EtcdCluster, etcd_proxy: FaultProxy):
@@ -228,7 +228,7 @@ async def test_compaction_of_what_was_already_proven_harms_no_stream(etcd_server
         await asyncio.to_thread(etcd_server.compact)
         etcd_proxy.cut()
         await asyncio.to_thread(etcd_server.delete, "fencing/a/")
-        await told(stay)
+        await noticed(stay)
 
 
 async def test_a_user_limited_to_the_prefix_is_told(start_etcd: StartEtcd):
@@ -238,10 +238,10 @@ async def test_a_user_limited_to_the_prefix_is_told(start_etcd: StartEtcd):
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
         await watched(server, 1)
         await asyncio.to_thread(server.delete, "fencing/a/")
-        await told(stay)
+        await noticed(stay)
 
 
-# What a watch of etcd tells, to holders and to waiters: an answer that is not understood is no deletion.
+# What a watch of etcd tells, to holders and to waiters: an answer that is not understood is not a deletion.
 
 
 Answer = dict[str, Any]

@@ -260,16 +260,16 @@ async def test_readers_begin_a_phase_although_some_that_were_woken_with_them_hav
 
 
 async def test_a_reader_whose_key_an_operator_deletes_is_told(etcd: EtcdBackend, etcd_server: EtcdCluster):
-    told: list[str] = []
-    etcd.on_loss(lambda claim, *_: told.append(claim.owner))
+    heard: list[str] = []
+    etcd.on_loss(lambda claim, *_: heard.append(claim.owner))
     claims = [claim_of(READER) for _ in range(2)]
     for claim in claims:
         await grant_of(etcd, claim)
     await asyncio.sleep(0.3)
     key = next(key for key in await keys(etcd_server, NAME) if claims[0].holder in key)
     await asyncio.to_thread(etcd_server.delete, key)
-    await until(lambda: told, what="the holder is told")
-    assert told == [claims[0].owner]
+    await until(lambda: heard, what="the holder is told")
+    assert heard == [claims[0].owner]
     assert list(await etcd.renew(claims)) == [Renewal.REFUSED, Renewal.RENEWED]
 
 
@@ -289,11 +289,11 @@ TTL = 60.0
 
 async def all_pages(backend: EtcdBackend, limit: int) -> list[tuple[str, int | None]]:
     page = await backend.list_holders("", None, limit)
-    told = list(page.holders)
+    heard = list(page.holders)
     while page.cursor is not None:
         page = await backend.list_holders("", page.cursor, limit)
-        told += page.holders
-    return sorted((holder.name, holder.waiters) for holder in told)
+        heard += page.holders
+    return sorted((holder.name, holder.waiters) for holder in heard)
 
 
 def put(cluster: EtcdCluster, key: str, value: bytes) -> None:

@@ -42,9 +42,9 @@ def fork(backend: KahunaBackend, claim: Claim, run: Run) -> str:
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        heard = pipe.read()
     assert os.waitpid(pid, 0)[1] == 0
-    return told
+    return heard
 
 
 async def own(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
@@ -62,5 +62,5 @@ def inherited(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
 
 if __name__ == "__main__":
     arguments = from_url(sys.argv[2]), Claim("a", 60.0)
-    told = asyncio.run(own(*arguments)) if sys.argv[1] == "own" else inherited(*arguments)
-    sys.stdout.write(json.dumps(told))
+    heard = asyncio.run(own(*arguments)) if sys.argv[1] == "own" else inherited(*arguments)
+    sys.stdout.write(json.dumps(heard))

@@ -53,7 +53,7 @@ class Persevering:
         return outcomes
 
     async def release(self, claim: Claim) -> Renewal | None:
-        """A refusal of a repeated release is no loss: an earlier one may have ended the grant."""
+        """A refusal of a repeated release is not a loss: an earlier one may have ended the grant."""
         tries = 0
 
         async def release_once() -> Renewal | None:

@@ -314,7 +314,7 @@ async def test_an_acquisition_that_got_no_answer_leaves_nothing(
         await free(kahuna, "a")
 
 
-async def test_a_request_that_is_carried_out_late_is_given_back(
+async def test_a_request_that_is_carried_out_late_is_released(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """Long after the caller has given up, and after the first release found nothing."""
@@ -388,8 +388,8 @@ async def test_a_refusal_stays_one_when_nobody_tells_until_when(
 async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     """Clocks differ: a holder whose end seems to have passed is still there, and the waiter must pause."""
     await granted(kahuna, Claim("a", 40.0))
-    told = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
-    kahuna_server.fault("body", told, call="get-info")
+    heard = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
+    kahuna_server.fault("body", heard, call="get-info")
     outcome = await kahuna.acquire(Claim("a", 60.0))
     assert isinstance(outcome, Busy)
     assert outcome.retry_after is not None

@@ -241,8 +241,8 @@ DATE = "Mon, 21 Sep 2026 14:13:20 GMT"
 
 def info(**fields: object) -> KahunaAnswer:
     owner = b64encode(b"owner-1").decode()
-    told = {"type": 4, "owner": owner, "expires": {"n": 1, "l": int(NOW * 1000) + 5000, "c": 0}, "fencingToken": 7}
-    return KahunaAnswer.read(json.dumps(told | fields).encode(), DATE)
+    heard = {"type": 4, "owner": owner, "expires": {"n": 1, "l": int(NOW * 1000) + 5000, "c": 0}, "fencingToken": 7}
+    return KahunaAnswer.read(json.dumps(heard | fields).encode(), DATE)
 
 
 def sent(body: bytes) -> dict[str, object]:

@@ -136,10 +136,10 @@ async def test_one_owner_may_stand_in_two_lines(backend):
 
 
 async def test_revoking_a_free_lock_tells_nobody(backend):
-    told = []
-    backend.on_loss(lambda claim, reason, *_: told.append((claim, reason)))
+    heard = []
+    backend.on_loss(lambda claim, reason, *_: heard.append((claim, reason)))
     backend.take_away("a")
-    assert told == []
+    assert heard == []
 
 
 async def test_revoking_wakes_the_line(backend):

@@ -394,7 +394,7 @@ async def test_a_file_that_cannot_be_used_is_named_with_its_option(
     server = await asyncio.to_thread(start_postgresql, tls=postgresql_certificates)
     none, text = tmp_path / "none.pem", tmp_path / "text.pem"
     text.write_text("no certificate at all")
-    for options, told in (
+    for options, heard in (
         ({"sslmode": "verify-full", "sslrootcert": none}, f"sslrootcert must .*'{none}' cannot be read"),
         ({"sslmode": "verify-full", "sslrootcert": text}, f"sslrootcert must .*'{text}' cannot be read as one"),
         ({"sslmode": "require", "sslcert": none, "sslkey": none}, f"sslcert must .*'{none}' cannot be read"),
@@ -408,7 +408,7 @@ async def test_a_file_that_cannot_be_used_is_named_with_its_option(
         ),
     ):
         said = await complaint(server.url_as("postgres", **options))
-        assert re.search(told, said), said
+        assert re.search(heard, said), said
         assert said.startswith("BackendRefusedError")
     said = await complaint(f"postgresql:///app?host={tmp_path}")
     assert "(no server listens at that socket)" in said
@@ -429,7 +429,7 @@ async def curt(_reader, writer):
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
+    ("handler", "heard"),
     [
         (silent, "(no answer within 1 s: it hangs, or a server behind it, or it is not PostgreSQL)"),
         (polite, "(the peer is not PostgreSQL)"),
@@ -437,11 +437,11 @@ async def curt(_reader, writer):
     ],
 )
 @pytest.mark.parametrize("mode", ["prefer", "require", "disable"])
-async def test_another_service_is_told_with_its_host_and_port(handler, told, mode):
+async def test_another_service_is_told_with_its_host_and_port(handler, heard, mode):
     async with serving(handler) as port:
         said = await complaint(f"postgresql://app:{WRONG}@{HOST}:{port}/app?sslmode={mode}&connect_timeout=1")
     assert f"no connection to {HOST}:{port} (" in said
-    assert said.endswith(told)
+    assert said.endswith(heard)
 
 
 POOLER_SAYS = {
@@ -458,7 +458,7 @@ async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, po
     """Older ones have one code for all of it, and doctor must not say that the server is to be started."""
     from postgresql_fixtures import require_program
 
-    user, password, suffix, settings, told = POOLER_SAYS[case]
+    user, password, suffix, settings, heard = POOLER_SAYS[case]
     bouncer = PgBouncer(postgresql_server, binary=require_program("pgbouncer"), auth_type=kind, **settings)
     users = bouncer.folder / "users"
     users.write_text(f'"app" "{PASSWORD}"\n')
@@ -469,7 +469,7 @@ async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, po
         said = await complaint(url)
         findings = {finding.check: finding for finding in (await connect(url).diagnose(over=0)).findings}
     assert f"{HOST}:{bouncer.port}: " in said
-    assert said.endswith((f"{told} (08P01)", f"{told} (3D000)")), said  # PgBouncer 1.25 has the code of the server
+    assert said.endswith((f"{heard} (08P01)", f"{heard} (3D000)")), said  # PgBouncer 1.25 has the code of the server
     refused = case != "no connection left"
     assert said.startswith("BackendRefusedError") == refused
     assert findings["store.reachable"].fix.startswith("correct the URL, the login") == refused

@@ -12,7 +12,7 @@ from pgbouncer import PgBouncer
 from postgresql_replicas import Replicated
 from postgresql_server import FORGETFUL, PostgresqlServer
 from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
-from revocation_notices_suite import FAR, holding, listening, shorten_the_moment, told, watcher
+from revocation_notices_suite import FAR, heard, holding, listening, shorten_the_moment, watcher
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
@@ -409,7 +409,7 @@ async def test_the_holder_is_told_whatever_the_schema_and_the_lock_are_called(po
     async with holding(postgresql_server.url, name, schema=ODD) as (_, (stay,)):
         async with connect(postgresql_server.url, schema=ODD) as operator:
             assert await operator.revoke(name, token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
 
 
 @pytest.mark.usefixtures("short")
@@ -423,7 +423,7 @@ async def test_what_was_revoked_while_the_connection_was_broken_is_told_when_it_
         async with connect(postgresql_server.url) as operator:
             assert await operator.revoke("a", token=stay.token, reason="hangs")
         postgresql_proxy.heal()
-        await told(stay)
+        await heard(stay)
         await kept.end()
 
 
@@ -443,7 +443,7 @@ async def test_a_connection_that_ends_as_it_begins_to_listen_is_followed_by_anot
         async with staying(locks.lock("a", **FAR)) as stay:
             await until(lambda: dropped)
             assert await operator.revoke("a", token=stay.token, reason="hangs")
-            await told(stay)
+            await heard(stay)
 
 
 @pytest.mark.usefixtures("short")
@@ -458,7 +458,7 @@ async def test_behind_a_pooling_proxy_the_next_renewal_tells_and_no_session_is_l
                 await listening(locks)
                 assert await application.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
                 assert await locks.revoke("a", token=stay.token, reason="hangs")
-                await told(stay)
+                await heard(stay)
         finally:
             await application.close()
 
@@ -486,4 +486,4 @@ async def test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_
         async with connect(server.url) as operator:
             assert await operator.revoke("a", token=stay.token, reason="hangs")
             assert await server.value("SELECT fencing.fencing_older()") == "x"
-        await told(stay)
+        await heard(stay)

@@ -396,17 +396,17 @@ async def test_many_locks_are_listed_in_pages_one_of_which_is_in_memory(postgres
     assert names == [f"job/{number:06}" for number in range(1, LOCKS + 1)]
     assert PAGE <= most <= 2 * PAGE  # a page, and while the next is read the one before
 
-    async def told() -> bool:
+    async def heard() -> bool:
         return not await sessions(server)  # a session tells what it called when it ends, at the latest
 
-    await eventually(told, what="the sessions have ended")
+    await eventually(heard, what="the sessions have ended")
     calls = {record["funcname"]: record["calls"] for record in await server.fetch(CALLS)}
     pages = LOCKS // PAGE + 1  # the last is empty
     assert calls["fencing_list"] == calls["fencing_held"] == pages
     assert calls["fencing_check"] == 2 * pages + 1  # and once for the lock, whose name had no row
 
 
-# A server that takes no writes and is no standby, as an old primary that an operator has fenced off. The new primary
+# A server that takes no writes and is not a standby, as an old primary that an operator has fenced off. The new primary
 # is behind a proxy that makes it answer later, so that a client that takes the first answer takes the wrong server
 # every time.
 

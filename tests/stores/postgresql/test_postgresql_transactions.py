@@ -9,7 +9,7 @@ from functools import partial
 import asyncpg
 import pytest
 from event_log import CLOCK
-from inside import LONGEST_NAP
+from inside import LONGEST_PAUSE
 from patience import until
 from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, waiting
 from stays import (
@@ -398,7 +398,7 @@ async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql
     """With a snapshot from before it had the row, it would see an empty line and wake no waiter."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.ECHO_PATIENCE", PATIENCE)
-    monkeypatch.setattr(LONGEST_NAP, 60.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     server = postgresql_server
     url = await role(server, f"default_transaction_isolation = '{isolation}'")
     async with opened(url) as (locks, _), opened(url) as (others, _):

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import pytest
-from inside import LONGEST_NAP
+from inside import LONGEST_PAUSE
 from patience import until
 from postgresql_server import PostgresqlServer
 from postgresql_stage import idle_in_transaction, line, nothing_left, terminate, waiting
@@ -56,7 +56,7 @@ def no_polling(monkeypatch):
     """No waiter tries again for a minute unless it is woken, and none is removed from the line because of that."""
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
     monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.ECHO_PATIENCE", PATIENCE)
-    monkeypatch.setattr(LONGEST_NAP, 60.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     text = schema._TEXT
     for found in ("v_now) + 3 FROM", "p_now - interval '3 seconds'", "p_now + interval '3 seconds'"):
         assert text.count(found) == 1

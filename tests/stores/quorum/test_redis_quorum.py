@@ -68,7 +68,7 @@ class QuorumSuite(OwnServer, BackendSuite):
 
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
-        """Kill nodes until the others are no majority, when all of them have what was granted."""
+        """Kill nodes until the others are not a majority, when all of them have what was granted."""
         await self.granted_everywhere()
         killed = self.up[: len(self.up) - self.own_server.majority + 1]
         for node in killed:

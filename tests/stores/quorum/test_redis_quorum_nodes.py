@@ -476,9 +476,9 @@ async def test_a_lock_is_told_once_although_several_nodes_have_it(redis_quorum: 
     names = {f"job/{number}" for number in range(30)}
     for name in names:
         await granted(backend, Claim(name, 60.0, label="host 7"))
-    told = [holder.name for holder in await listed(backend)]
-    assert set(told) == names
-    assert len(told) < 1.5 * len(names)  # SCAN itself may find a key twice
+    heard = [holder.name for holder in await listed(backend)]
+    assert set(heard) == names
+    assert len(heard) < 1.5 * len(names)  # SCAN itself may find a key twice
 
 
 async def test_what_the_first_nodes_lack_is_told_all_the_same(redis_quorum: Quorum, backend: RedisQuorumBackend):
@@ -542,8 +542,8 @@ async def test_a_long_line_is_told_in_its_order(backend: RedisQuorumBackend):
     async with contextlib.AsyncExitStack() as lines:
         # All at once, in this order: a waiter leaves the line 3 s after its last sign of life, and these give only one.
         await asyncio.gather(*(lines.enter_async_context(in_line(backend, waiter)) for waiter in waiters))
-        told = await backend.list_waiters("a")
-    assert [waiting.id for waiting in told] == [holder_of(waiter.owner) for waiter in waiters]
+        heard = await backend.list_waiters("a")
+    assert [waiting.id for waiting in heard] == [holder_of(waiter.owner) for waiter in waiters]
 
 
 # Taking a lock away

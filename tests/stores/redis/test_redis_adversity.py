@@ -97,7 +97,7 @@ async def test_an_error_for_a_call_that_was_given_up_is_nobodys(redis_server):
 
 
 @pytest.mark.parametrize("missing", ["wait", "get"])
-async def test_a_grant_that_cannot_be_used_for_want_of_a_permission_is_given_back(missing, redis_binary):
+async def test_a_grant_that_cannot_be_used_for_want_of_a_permission_is_released(missing, redis_binary):
     async with Replicated(binary=redis_binary) as group:
         await group.master.command("ACL", "SETUSER", "app", "on", ">s", "~*", "&*", "+@all", f"-{missing}")
         url = group.master.url.replace("://", "://app:s@")
@@ -150,7 +150,7 @@ def is_busy(server: RedisServer) -> bool:
 # Slots on the move.
 
 
-async def test_a_lock_is_given_back_although_its_slot_stays_open_for_long(redis_cluster: Cluster):
+async def test_a_lock_is_released_although_its_slot_stays_open_for_long(redis_cluster: Cluster):
     slot = redis_cluster.slot_of(key("a"))
     source = redis_cluster.owner_of(slot)
     target = redis_cluster.other_than(source)
@@ -164,7 +164,7 @@ async def test_a_lock_is_given_back_although_its_slot_stays_open_for_long(redis_
         assert await backend.inspect("a") is None
 
 
-async def test_a_lock_is_given_back_although_only_its_lease_has_moved(redis_cluster: Cluster):
+async def test_a_lock_is_released_although_only_its_lease_has_moved(redis_cluster: Cluster):
     slot = redis_cluster.slot_of(key("a"))
     source = redis_cluster.owner_of(slot)
     target = redis_cluster.other_than(source)
@@ -272,7 +272,7 @@ async def asked_for(node: RedisServer, *command: Any) -> object:
     ],
 )
 @pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
-async def test_a_share_is_renewed_and_given_back_while_its_slot_moves(
+async def test_a_share_is_renewed_and_released_while_its_slot_moves(
     claim: Claim, there: bool, request: pytest.FixtureRequest, redis_cluster: Cluster
 ):
     """Those that share a name, and are one of several, are released when the slot has moved."""
@@ -344,7 +344,7 @@ async def test_waiters_are_woken_by_messages_after_a_failover(redis_binary, monk
                 await eventually(lambda: asked(backend, waiter), what="it is answered again")
                 await eventually(lambda: asked(backend, waiter), what="it is answered by the new master")
                 woken = asyncio.create_task(turn.wait())
-                await eventually(lambda: gone(others, holder), what="given back")
+                await eventually(lambda: gone(others, holder), what="released")
                 async with asyncio.timeout(PATIENCE):
                     await woken
 

@@ -340,8 +340,8 @@ def test_a_confirmation_that_a_demoted_master_refuses_may_come_another_time(said
 
 @pytest.mark.parametrize("nonsense", [b"%1\r\n*1\r\n:1\r\n:2\r\n", b">0\r\n", b">1\r\n$10\r\ninvalidate\r\n"])
 async def test_a_message_that_no_redis_sends_ends_the_connection_quietly(nonsense, node):
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 
     def hear(message: list[object]) -> None:
         assert message[1] is not None
@@ -353,7 +353,7 @@ async def test_a_message_that_no_redis_sends_ends_the_connection_quietly(nonsens
     pipe.data_received(nonsense)
     with pytest.raises(PipeError):
         await call
-    assert told == []
+    assert reported == []
 
 
 async def test_the_end_of_another_subscription_is_not_taken_for_the_one_that_was_asked_for(node):
@@ -392,7 +392,7 @@ class Counted:
 
 
 class Far:
-    """The far end of a pipe: a socket, and what the pipe was told that was no reply."""
+    """The far end of a pipe: a socket, and what the pipe was told that was not a reply."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -422,8 +422,8 @@ class Far:
 async def far() -> AsyncIterator[Far]:
     """A pipe on a real socket, and afterwards the proof that the loop was told of nothing."""
     loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: told.append(context))
+    reported: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context))
     near, end = socket.socketpair()
     near.setblocking(False)
     end.setblocking(False)
@@ -436,7 +436,7 @@ async def far() -> AsyncIterator[Far]:
     await far.pipe.closed()
     end.close()
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
 async def answer(future: asyncio.Future[object]) -> object:

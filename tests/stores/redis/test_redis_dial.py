@@ -383,9 +383,9 @@ async def scripted(*answers: bytes, then_close: bool = False) -> AsyncIterator[s
 
 def hello(**fields: str) -> bytes:
     """The answer to HELLO."""
-    told = {"server": "redis", "version": "7.0.15", "mode": "standalone", "role": "master"} | fields
-    lines = [f"+{word}" for pair in told.items() for word in pair]
-    return "\r\n".join([f"%{len(told) + 1}", "+proto", ":3", *lines, ""]).encode()
+    heard = {"server": "redis", "version": "7.0.15", "mode": "standalone", "role": "master"} | fields
+    lines = [f"+{word}" for pair in heard.items() for word in pair]
+    return "\r\n".join([f"%{len(heard) + 1}", "+proto", ":3", *lines, ""]).encode()
 
 
 @pytest.mark.every_loop

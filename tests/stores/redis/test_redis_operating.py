@@ -48,12 +48,12 @@ async def backends(url: str, count: int = 1) -> AsyncIterator[list[Any]]:
 
 async def rest(backend: Any, page: Listing, *, most: int = 1000) -> set[str]:
     """The names on *page* and on those that follow."""
-    told = {holder.name for holder in page.holders}
+    heard = {holder.name for holder in page.holders}
     for _ in range(most):
         if page.cursor is None:
-            return told
+            return heard
         page = await backend.list_holders("", page.cursor, PAGE)
-        told |= {holder.name for holder in page.holders}
+        heard |= {holder.name for holder in page.holders}
     pytest.fail("the listing has no end")
 
 
@@ -66,14 +66,14 @@ async def test_a_slot_that_moves_to_a_server_that_was_listed_is_listed_again(red
     async with backends(url_of(redis_cluster), 2) as (_, backend):
         masters = sorted(redis_cluster.masters, key=lambda node: f"127.0.0.1:{node.port}")
         page = await backend.list_holders("", None, PAGE)
-        told = {holder.name for holder in page.holders}
+        heard = {holder.name for holder in page.holders}
         while page.cursor is not None and page.cursor.split(".")[1] != "1":
             page = await backend.list_holders("", page.cursor, PAGE)
-            told |= {holder.name for holder in page.holders}
+            heard |= {holder.name for holder in page.holders}
         moved = next(name for name in NAMES if redis_cluster.node_of(redis_stage.key(name)) is masters[2])
-        assert moved not in told
+        assert moved not in heard
         redis_cluster.move_slot(redis_cluster.slot_of(redis_stage.key(moved)), to=masters[0])
-        assert told | await rest(backend, page) == set(NAMES)
+        assert heard | await rest(backend, page) == set(NAMES)
 
 
 async def test_a_listing_goes_on_at_the_next_master(redis_sentinels: Sentinels):
@@ -92,12 +92,12 @@ async def test_a_listing_goes_on_after_a_restart_of_the_server(start_redis):
     server = start_redis(appendonly=True, appendfsync="always")
     async with backends(server.url) as (backend,):
         page = await backend.list_holders("", None, PAGE)
-        told = {holder.name for holder in page.holders}
+        heard = {holder.name for holder in page.holders}
         server.kill()
         server.start()
         with pytest.raises(BackendUnavailableError):
             await backend.list_holders("", page.cursor, PAGE)
-        assert told | await rest(backend, page) == set(NAMES)
+        assert heard | await rest(backend, page) == set(NAMES)
 
 
 async def test_a_cursor_of_another_connection_begins_again(redis_server: RedisServer):
@@ -165,17 +165,17 @@ async def test_the_reason_is_kept_for_as_long_as_the_grant_would_have_lasted(red
 async def test_the_holder_is_told_at_once(redis_server: RedisServer, of_the_same_client: bool):
     """By client tracking; the server reports no change to the connection that has made it."""
     async with aclosing(from_url(redis_server.url)) as holder, aclosing(from_url(redis_server.url)) as another:
-        told: list[tuple[LossReason, str]] = []
-        holder.on_loss(lambda _claim, reason, detail="": told.append((reason, detail)))  # type: ignore[attr-defined]
+        heard: list[tuple[LossReason, str]] = []
+        holder.on_loss(lambda _claim, reason, detail="": heard.append((reason, detail)))  # type: ignore[attr-defined]
         for number in itertools.count():
             grant = await holder.acquire(Claim("a", 600.0))
             assert isinstance(grant, Grant)
             operator = holder if of_the_same_client else another
             assert await operator.revoke("a", grant.token, str(number))  # type: ignore[attr-defined]
-            await until(lambda: len(told) > number, what="the holder is told")  # noqa: B023
+            await until(lambda: len(heard) > number, what="the holder is told")  # noqa: B023
             if number == 20:
                 break
-        assert told == [(LossReason.REVOKED, str(number)) for number in range(21)]
+        assert heard == [(LossReason.REVOKED, str(number)) for number in range(21)]
 
 
 async def test_a_key_that_holds_something_else_is_refused(redis_server: RedisServer):
@@ -312,7 +312,7 @@ def test_a_client_serves_a_second_loop_after_the_first_is_gone(redis_server):
     asyncio.run(nothing_left(redis_server))
 
 
-async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redis_server):
+async def test_a_thousand_leases_cost_one_connection_and_are_all_released(redis_server):
     async with opened(redis_server.url) as (locks, _):
         leases = await asyncio.gather(*(locks.lock(f"n{n}", ttl=30).acquire() for n in range(1000)))
         assert len(await connections(redis_server)) == 1
@@ -323,4 +323,4 @@ async def test_a_thousand_leases_cost_one_connection_and_are_all_given_back(redi
             return len(await keys(redis_server)) == 500
 
         await eventually(released, what="500 are released")
-    await nothing_left(redis_server)  # closing gives back what is still held
+    await nothing_left(redis_server)  # closing releases what is still held

@@ -132,12 +132,12 @@ async def test_a_script_that_the_server_does_not_run_is_told_as_what_it_is(missi
         keys = "~other*" if missing == "key" else "~{fencing*"
         words = [word for word in NEEDED + WELCOME if word != "set"] if missing == "SET" else NEEDED + WELCOME
         server = start_redis(user=[rule(words, f"{keys} &*")])
-        url, told = url_of(server), "the user may not (run 'set'|use a command or a key; ACL LOG names it)"
+        url, heard = url_of(server), "the user may not (run 'set'|use a command or a key; ACL LOG names it)"
     else:
         server = start_redis(rename_command=[f'{missing} ""'])
-        url, told = server.url, f"the server does not know ('{missing.lower()}'|a command); was it renamed or disabled"
+        url, heard = server.url, f"the server does not know ('{missing.lower()}'|a command); was it renamed or disabled"
     async with opened(url) as (locks, _):
-        with pytest.raises(BackendRefusedError, match=told):
+        with pytest.raises(BackendRefusedError, match=heard):
             await locks.lock("a").acquire()
 
 
@@ -277,7 +277,7 @@ async def test_a_file_that_is_missing_or_wrong_is_named_with_its_option(form, st
     text.write_text("no certificate at all")
     trusted = f"ssl_ca_certs={certificates.authority}"
     url = form_of(server.tls_url, form)
-    for options, told in {
+    for options, heard in {
         f"ssl_ca_certs={none}": f"ssl_ca_certs must .*'{none}' cannot be read",
         f"ssl_ca_certs={text}": f"ssl_ca_certs must .*'{text}' cannot be read as one",
         f"{trusted}&ssl_certfile={none}": f"ssl_certfile must .*'{none}' cannot be read",
@@ -286,7 +286,7 @@ async def test_a_file_that_is_missing_or_wrong_is_named_with_its_option(form, st
     }.items():
         error = await complaint(f"{url}?{options}" if options else url)
         assert isinstance(error, BackendRefusedError)
-        assert re.search(told, str(error)), error
+        assert re.search(heard, str(error)), error
     if form == "":
         said = str(
             await complaint(f"{url}?{trusted}")
@@ -326,8 +326,8 @@ async def test_a_server_with_too_many_clients_is_tried_again(start_redis):
 async def test_a_replica_is_refused_until_it_is_a_master(start_redis):
     master, replica = start_redis(), start_redis()
     await replica.command("REPLICAOF", "127.0.0.1", master.port)
-    told = f"127.0.0.1:{replica.port} is a replica, not a master"
-    with pytest.raises(BackendUnavailableError, match=told):
+    heard = f"127.0.0.1:{replica.port} is a replica, not a master"
+    with pytest.raises(BackendUnavailableError, match=heard):
         async with opened(replica.url):
             pytest.fail("it opened")
     await replica.command("REPLICAOF", "NO", "ONE")

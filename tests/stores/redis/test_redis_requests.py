@@ -350,7 +350,7 @@ def test_what_a_reply_to_an_acquisition_means(reply, outcome):
 
 
 async def test_a_late_answer_does_not_take_the_place_of_the_next_grant():
-    """The waiter of that grant, which leaves the line, would give it back: it takes it for one that was not granted."""
+    """The waiter of that grant, which leaves the line, would release it: it takes it for one that was not granted."""
     wire = Wire()
     posts, requests = posts_on(wire)
     first, second = Claim("a", 15.0), Claim("a", 15.0)

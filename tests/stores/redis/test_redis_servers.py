@@ -162,8 +162,8 @@ async def test_a_certificate_that_is_not_made_for_what_the_sentinels_announce_is
         )
         with pytest.raises(BackendRefusedError) as refused:
             await topology_from_client(manager.master_for("alone")).servers.dial(Ears())
-    told = f"the certificate is not made for 127.0.0.2:{master.tls_port}, the master's address by the Sentinels; "
-    assert told in str(refused.value)
+    heard = f"the certificate is not made for 127.0.0.2:{master.tls_port}, the master's address by the Sentinels; "
+    assert heard in str(refused.value)
     assert "announce-hostnames" in str(refused.value)
 
 
@@ -359,8 +359,8 @@ async def test_seeds_that_are_not_reached_are_told_with_the_reason():
     assert isinstance(slots, SlotMap)
     with pytest.raises(UnreachableError) as unreachable:
         await slots.refresh()
-    told = ", ".join(f"{seed} (Connection refused)" for seed in seeds[:5])
-    assert str(unreachable.value) == f"no connection to {told} and 2 more"
+    heard = ", ".join(f"{seed} (Connection refused)" for seed in seeds[:5])
+    assert str(unreachable.value) == f"no connection to {heard} and 2 more"
 
 
 async def test_a_node_that_is_not_where_the_cluster_says_is_told_so():

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from event_log import CLOCK
-from inside import LONGEST_NAP
+from inside import LONGEST_PAUSE
 from patience import until
 from redis_stage import calls_of, connections, key, keys, nothing_left
 from stays import PATIENCE, Stay, eventually, opened, staying
@@ -42,7 +42,7 @@ async def settled(locks, proxy) -> None:
 def nobody_polls(monkeypatch):
     """Nobody tries again for a minute, unless woken; and nobody is passed over because of that."""
     monkeypatch.setattr("fencing_sdk.backends.redis.waiters._SIGN_EVERY", 120.0)
-    monkeypatch.setattr(LONGEST_NAP, 60.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     for script in (scripts.ACQUIRE, scripts.STAND, scripts.RELEASE):
         text = script.text.replace("LINE_TTL = 3000", "LINE_TTL = 240000").replace("SUSPECT = 1250", "SUSPECT = 240000")
         assert text != script.text

@@ -130,8 +130,8 @@ async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(b
     """The server knows the script no more with which it is taken, so that it runs after the one that leaves."""
     holder = await hold(backend)
     server.ask("SCRIPT", "FLUSH")
-    told = []
-    place = backend.stand(Claim("a", 60), lambda grant=None, age=0.0: told.append(grant), hand_over=True)
+    heard = []
+    place = backend.stand(Claim("a", 60), lambda grant=None, age=0.0: heard.append(grant), hand_over=True)
     while not place.asking:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(b
     await backend.release(place.claim)
     await until(lambda: not place.asking, what="the sign of life is answered")
     await until(lambda: server.ask("EXISTS", LINE) == 0, what="the line is left once more")
-    assert told == []
+    assert heard == []
     await backend.release(holder)
 
 
@@ -289,11 +289,11 @@ class News:
     """What a waiter in the line was told."""
 
     def __init__(self, backend: RedisBackend, claim: Claim) -> None:
-        self.told: list[tuple[Grant | None, float]] = []
+        self.heard: list[tuple[Grant | None, float]] = []
         self.place = backend.stand(claim, self, hand_over=True)
 
     def __call__(self, grant: Grant | None = None, age: float = 0.0) -> None:
-        self.told.append((grant, age))
+        self.heard.append((grant, age))
 
     async def joined(self) -> None:
         await until(lambda: self.place.joined, what="it stands in line")
@@ -311,33 +311,33 @@ async def test_a_handed_grant_counts_from_the_sign_of_life_that_its_message_name
         await waiter.joined()
         await asyncio.sleep(0.2)
         await backend.release(holder)
-        await until(lambda waiter=waiter: waiter.told, what="it is told")
-        told, took = list(waiter.told), time.monotonic() - began
+        await until(lambda waiter=waiter: waiter.heard, what="it is told")
+        heard, took = list(waiter.heard), time.monotonic() - began
         present = await backend.inspect("a")
         waiter.place.leave()
         await backend.release(waiter.place.claim)
         if took < 0.9:  # else it may have given another sign of life meanwhile
             break
-    [(grant, age)] = told
+    [(grant, age)] = heard
     assert present.token == grant.token
     assert 0.2 <= age < 1.0
 
 
 @pytest.mark.parametrize("posted", [False, True])
-async def test_what_a_waiter_that_has_left_gives_back_is_no_loss_for_the_holder(backend, server, posted):
+async def test_what_a_waiter_that_has_left_releases_is_no_loss_for_the_holder(backend, server, posted):
     """Its message came twice. The holder's release comes late: the server did not know the script at first."""
     holder = await hold(backend)
     waiter = News(backend, Claim("a", 60))
     await waiter.joined()
     await backend.release(holder)
-    await until(lambda: waiter.told, what="it is handed the lock")
+    await until(lambda: waiter.heard, what="it is handed the lock")
     claim, answers = waiter.place.claim, []
     waiter.place.leave()
     server.ask("SCRIPT", "FLUSH")
     backend.post_release(claim, answers.append)
     await until(lambda: answers == [PostOutcome.NOT_EXECUTED], what="the release was not carried out")
-    backend._waiters._give_back(waiter.place)
-    await until(lambda: server.ask("EXISTS", LEASE) == 0, what="the waiter has given it back")
+    backend._waiters._release(waiter.place)
+    await until(lambda: server.ask("EXISTS", LEASE) == 0, what="the waiter has released it")
     other = await hold(backend)
     if posted:
         backend.post_release(claim, answers.append)
@@ -345,7 +345,7 @@ async def test_what_a_waiter_that_has_left_gives_back_is_no_loss_for_the_holder(
     else:
         assert await backend.release(claim) is None
     assert await backend.release(other) is None
-    assert await backend.release(other) is Renewal.REFUSED  # what no waiter has given back
+    assert await backend.release(other) is Renewal.REFUSED  # what no waiter has released
 
 
 async def test_a_waiter_that_has_missed_a_sign_of_life_is_woken_and_not_handed_the_lock(backend, server):
@@ -355,8 +355,8 @@ async def test_a_waiter_that_has_missed_a_sign_of_life_is_woken_and_not_handed_t
     await waiter.joined()
     waiter.age_by(server, 1500)
     await backend.release(holder)
-    await until(lambda: waiter.told, what="it is told")
-    assert waiter.told[0] == (None, 0.0)
+    await until(lambda: waiter.heard, what="it is told")
+    assert waiter.heard[0] == (None, 0.0)
     assert isinstance(await backend.acquire(waiter.place.claim), Grant)
     waiter.place.leave()
     await backend.release(waiter.place.claim)
@@ -370,9 +370,9 @@ async def test_a_waiter_that_no_client_listens_for_is_passed_over_and_keeps_its_
     sign = server.ask("HGET", WAKES, dead.place.claim.owner)
     server.ask("HSET", WAKES, dead.place.claim.owner, sign.replace(":wake:", ":nobody:"))
     await backend.release(holder)
-    await until(lambda: waiter.told, what="it is told")
-    assert waiter.told[0][0] is not None
-    assert dead.told == []
+    await until(lambda: waiter.heard, what="it is told")
+    assert waiter.heard[0][0] is not None
+    assert dead.heard == []
     assert server.ask("ZRANGE", LINE, 0, -1) == [dead.place.claim.owner]
     for left in (dead, waiter):
         left.place.leave()
@@ -390,8 +390,8 @@ async def test_a_waiter_that_hears_no_message_does_not_hold_up_those_behind_it(b
     await waiter.joined()
     monkeypatch.setattr(backend._waiters, "_give_signs", no_sign)
     await backend.release(holder)
-    await until(lambda: waiter.told, what="it is told")
-    assert waiter.told[0][0] is not None
+    await until(lambda: waiter.heard, what="it is told")
+    assert waiter.heard[0][0] is not None
     waiter.place.leave()
     for claim in (waiter.place.claim, Claim("a", 60, owner="deaf")):
         await backend.release(claim)
@@ -423,7 +423,7 @@ async def test_a_message_that_comes_after_its_waiter_has_left_gives_the_lock_bac
     waiter.place.leave()  # and its release is still on its way
     await backend.release(holder)
     await until(lambda: server.ask("EXISTS", "{fencing:a}:l") == 0, what="the lock is released")
-    assert waiter.told == []
+    assert waiter.heard == []
 
 
 async def test_a_grant_whose_message_was_lost_is_found_by_the_next_sign_of_life(backend, server, monkeypatch):
@@ -432,8 +432,8 @@ async def test_a_grant_whose_message_was_lost_is_found_by_the_next_sign_of_life(
     await waiter.joined()
     monkeypatch.setattr(backend._waiters, "_on_message", lambda _words: None)
     await backend.release(holder)
-    await until(lambda: waiter.told, what="it is told")
-    assert waiter.told[0][0].token == (await backend.inspect("a")).token
+    await until(lambda: waiter.heard, what="it is told")
+    assert waiter.heard[0][0].token == (await backend.inspect("a")).token
     waiter.place.leave()
     await backend.release(waiter.place.claim)
 

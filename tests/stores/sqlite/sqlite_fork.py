@@ -50,9 +50,9 @@ def fork(child: Callable[[], Awaitable[object]]) -> tuple[int, int]:
 def outcome_of(child: tuple[int, int]) -> object:
     pid, reading = child
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        heard = pipe.read()
     assert os.waitpid(pid, 0)[1] == 0, "the child failed"
-    return json.loads(told)
+    return json.loads(heard)
 
 
 async def idle(backend: SqliteBackend, path: str) -> dict[str, object]:
@@ -62,23 +62,23 @@ async def idle(backend: SqliteBackend, path: str) -> dict[str, object]:
 
     async def child() -> dict[str, object]:
         outcome = await backend.acquire(Claim("child", 60.0))
-        told = {"granted": isinstance(outcome, Grant), "locks": locks_of_this_process(path)}
+        heard = {"granted": isinstance(outcome, Grant), "locks": locks_of_this_process(path)}
         ahead, waiting = Claim("line of the child", 60.0), Claim("line of the child", 60.0)
         await backend.acquire(ahead)
         async with in_line(backend, waiting) as turn, asyncio.timeout(20):
             await backend.release(ahead)
             await turn.wait()
         await backend.aclose()
-        return told
+        return heard
 
     async with in_line(backend, waiting) as turn:
-        told = await asyncio.to_thread(outcome_of, fork(child))
+        heard = await asyncio.to_thread(outcome_of, fork(child))
         await backend.release(ahead)
         async with asyncio.timeout(20):
             await turn.wait()
         woken = isinstance(await backend.acquire(waiting), Grant)
     renewed = await backend.renew([mine])
-    return {"child": told, "woken": woken, "renewed": [outcome.name for outcome in renewed]}
+    return {"child": heard, "woken": woken, "renewed": [outcome.name for outcome in renewed]}
 
 
 async def busy(backend: SqliteBackend, path: str) -> dict[str, object]:
@@ -98,9 +98,9 @@ async def busy(backend: SqliteBackend, path: str) -> dict[str, object]:
         outcome = await backend.acquire(Claim("child", 60.0))
         return {"sees": holder is not None, "granted": isinstance(outcome, Grant)}
 
-    told = outcome_of(fork(child))
+    heard = outcome_of(fork(child))
     await asyncio.wrap_future(work)
-    return {"child": told, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
+    return {"child": heard, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
 
 
 async def stuck(backend: SqliteBackend, path: str) -> dict[str, object]:
@@ -121,19 +121,19 @@ async def stuck(backend: SqliteBackend, path: str) -> dict[str, object]:
             refused += outcome_of(fork(partial(child, grandchild=True)))
         return refused
 
-    told = outcome_of(fork(child))
+    heard = outcome_of(fork(child))
     go_on.set()
     await asyncio.wrap_future(work)
-    return {"child": told, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
+    return {"child": heard, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
 
 
 async def main(command: str, path: str) -> None:
     backend = SqliteBackend(path)
     try:
-        told = await {"idle": idle, "busy": busy, "stuck": stuck}[command](backend, path)
+        heard = await {"idle": idle, "busy": busy, "stuck": stuck}[command](backend, path)
     finally:
         await backend.aclose()
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(heard))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class TestSqliteBackend(BackendSuite):
 
     @asynccontextmanager
     async def break_store(self, backend: Backend) -> AsyncIterator[None]:
-        """Take the write lock of the file and do not give it back; nobody waits for it for long."""
+        """Take the write lock of the file and do not release it; nobody waits for it for long."""
         assert isinstance(backend, SqliteBackend)
         hog = sqlite3.connect(backend._path, isolation_level=None)
         with pytest.MonkeyPatch.context() as patch:
@@ -62,9 +62,9 @@ class TestSqliteBackend(BackendSuite):
         await backend.aclose()
         await backend.inspect("anything")
 
-    @pytest.mark.parametrize(("mode", "told"), [(LOCK, Renewal.TAKEN_OVER), (READER, Renewal.REFUSED)])
+    @pytest.mark.parametrize(("mode", "heard"), [(LOCK, Renewal.TAKEN_OVER), (READER, Renewal.REFUSED)])
     async def test_a_reader_that_an_operator_has_deleted_takes_nothing_from_the_next_holder(
-        self, backend: SqliteBackend, path: Path, mode: Mode, told: Renewal
+        self, backend: SqliteBackend, path: Path, mode: Mode, heard: Renewal
     ):
         reader, later = Claim("a", 9.0, "reader", mode=READER), Claim("a", 9.0, "later", mode=mode)
         first = await backend.acquire(reader)
@@ -74,4 +74,4 @@ class TestSqliteBackend(BackendSuite):
         assert isinstance(first, Grant)
         assert isinstance(second, Grant)
         assert second.token > first.token
-        assert await backend.renew([reader, later]) == [told, Renewal.RENEWED]
+        assert await backend.renew([reader, later]) == [heard, Renewal.RENEWED]

@@ -210,12 +210,12 @@ def _forked(command: str, path: Path) -> dict:
 
 
 def test_a_forked_child_has_a_connection_and_a_socket_of_its_own(path: Path):
-    told = _forked("idle", path)
-    assert told["child"] == {"granted": True, "locks": 1}, (
+    heard = _forked("idle", path)
+    assert heard["child"] == {"granted": True, "locks": 1}, (
         "the kernel knows of no lock: SQLite took the parent's for its own"
     )
-    assert told["woken"], "the child took away the parent's socket"
-    assert told["renewed"] == ["RENEWED"]
+    assert heard["woken"], "the child took away the parent's socket"
+    assert heard["renewed"] == ["RENEWED"]
     assert intact(path)
 
 
@@ -224,10 +224,10 @@ def test_a_fork_waits_for_the_transaction_that_is_under_way(path: Path):
 
 
 def test_a_child_of_a_process_whose_connection_is_stuck_is_refused_instead_of_hanging(path: Path):
-    told = _forked("stuck", path)
-    assert len(told["child"]) == 4, "the inherited object and a new one, in the child and in its child"
-    assert all("spawn" in refused for refused in told["child"])
-    assert told["parent"]
+    heard = _forked("stuck", path)
+    assert len(heard["child"]) == 4, "the inherited object and a new one, in the child and in its child"
+    assert all("spawn" in refused for refused in heard["child"])
+    assert heard["parent"]
 
 
 async def test_two_event_loops_of_one_process_share_a_file(path, backend):

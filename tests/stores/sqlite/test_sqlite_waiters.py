@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from inside import BootClock
 from patience import until
-from revocation_notices_suite import FAR, holding, listening, shorten_the_moment, told
+from revocation_notices_suite import FAR, heard, holding, listening, shorten_the_moment
 from stays import LONG, opened, staying
 from store_bench import SqliteBench
 
@@ -434,7 +434,7 @@ async def test_the_socket_of_a_client_that_was_killed_is_forgotten(bench):
         bench.ask("INSERT INTO fencing_listener SELECT 'gone', boot, network FROM fencing_listener")
         assert len(sockets(bench)) == 2
         assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
         await until(lambda: "gone" not in sockets(bench))
         assert len(sockets(bench)) == 1
 
@@ -455,11 +455,11 @@ async def test_an_operator_in_another_network_namespace_reaches_no_socket_and_th
         async with connect(bench.url) as operator:
             assert await operator.revoke("a", token=stay.token, reason="hangs")
         assert await locks.revoke("b", token=other.token, reason="hangs")
-        await told(other)  # messages arrive in order, and there was none before
+        await heard(other)  # messages arrive in order, and there was none before
         assert stay.lease.held
         with pytest.raises(LeaseLostError):
             await stay.lease.renew()
-        await told(stay)
+        await heard(stay)
         assert len(sockets(bench)) == 1
 
 
@@ -468,7 +468,7 @@ async def test_without_such_sockets_the_next_renewal_tells(bench, monkeypatch):
     async with opened(bench.url) as (locks, _), staying(locks.lock("a", **LONG)) as stay:
         await listening(locks)
         assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
         assert not sockets(bench)
 
 
@@ -485,7 +485,7 @@ async def test_a_file_that_cannot_be_written_at_first_is_asked_again(bench, monk
     async with opened(bench.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
         await until(lambda: failed)
         assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
         assert failed[0] not in sockets(bench)
 
 
@@ -496,7 +496,7 @@ async def test_a_revocation_that_cannot_be_announced_is_one_all_the_same(bench, 
     async with opened(bench.url) as (locks, _), staying(locks.lock("a", **LONG)) as stay:
         monkeypatch.setattr(OpenFile, "announce", fail)
         assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
 
 
 async def test_a_file_of_the_version_before_is_completed(bench):
@@ -505,7 +505,7 @@ async def test_a_file_of_the_version_before_is_completed(bench):
     bench.ask("DROP TABLE fencing_listener")
     async with holding(bench.url, "a") as (locks, (stay,)):
         assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await told(stay)
+        await heard(stay)
 
 
 FORKED = """

@@ -88,7 +88,7 @@ class ZooKeeperPromises(BackendSuite):
 
     @pytest.fixture(autouse=True)
     def a_request_may_take_longer_than_the_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server of a busy machine stands still for more than a second now and then, which is no refusal."""
+        """A server of a busy machine stands still for more than a second now and then, which is not a refusal."""
         monkeypatch.setattr(LAST_CALL, 60.0)
 
     @pytest.fixture

@@ -265,15 +265,15 @@ async def test_a_renewal_after_the_end_of_the_session_is_refused(zookeeper_url):
 async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it_opens_again(zookeeper_url):
     """Not followed by another one in silence."""
     backend = from_url(zookeeper_url)
-    told: list[LossReason] = []
-    backend.on_loss(lambda _, reason, *_rest: told.append(reason))
+    heard: list[LossReason] = []
+    backend.on_loss(lambda _, reason, *_rest: heard.append(reason))
     await backend.acquire(Claim("a", 60.0))
     session = backend._sessions.of(60.0)
     await backend.aclose()
     await kill_session(session)
     with pytest.raises(BackendUnavailableError):
         await backend.inspect("a")
-    assert told == [LossReason.REFUSED]
+    assert heard == [LossReason.REFUSED]
     assert await backend.inspect("a") is None
     await backend.aclose()
 
@@ -282,8 +282,8 @@ async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it
 async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zookeeper_url):
     """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
     first, second, rival = (from_url(zookeeper_url) for _ in range(3))
-    told: list[LossReason] = []
-    first.on_loss(lambda _, reason, *_rest: told.append(reason))
+    heard: list[LossReason] = []
+    first.on_loss(lambda _, reason, *_rest: heard.append(reason))
     claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
     grant = await first.acquire(claim)
     async with in_line(rival, waiter):
@@ -299,7 +299,7 @@ async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zook
         assert await second.acquire(claim) == grant
         await second.release(claim)
         assert isinstance(await rival.acquire(waiter), Grant)
-    assert told == []
+    assert heard == []
     for backend in (first, second, rival):
         await backend.aclose()
 
@@ -360,8 +360,8 @@ async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zooke
     await asyncio.to_thread(operator.start)
     await backend.acquire(claim)
     (own_node,) = backend._own_nodes.all()
-    posted, told = own_node.session._letters, asyncio.Event()
-    backend._losses._look = lambda _: told.wait()  # the notice is slow, so that the renewal has to find out
+    posted, heard = own_node.session._letters, asyncio.Event()
+    backend._losses._look = lambda _: heard.wait()  # the notice is slow, so that the renewal has to find out
     backend._losses.watch(own_node)
     wait_until(lambda: len(posted) == 1, what="the node is watched")
     operator.delete(own_node.path)
@@ -369,7 +369,7 @@ async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zooke
     await ticks(5)
     assert not posted
     assert await backend.renew([claim]) == [Renewal.REFUSED]
-    told.set()
+    heard.set()
     await backend.aclose()
     operator.stop()
     operator.close()

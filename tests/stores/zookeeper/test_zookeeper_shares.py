@@ -160,8 +160,8 @@ async def test_readers_of_one_client_share_a_watch_and_their_looks(
 
 
 async def test_a_reader_whose_node_an_operator_deletes_is_told(backend: ZooKeeperBackend, zookeeper_url: str):
-    told: list[str] = []
-    backend.on_loss(lambda claim, *_: told.append(claim.owner))
+    heard: list[str] = []
+    backend.on_loss(lambda claim, *_: heard.append(claim.owner))
     claims = [claim_of(READER) for _ in range(3)]
     for claim in claims:
         await granted(backend, claim)
@@ -169,8 +169,8 @@ async def test_a_reader_whose_node_an_operator_deletes_is_told(backend: ZooKeepe
     async with operating(zookeeper_url) as operator:
         (node,) = [node for node in await operator.line(NAME) if claims[1].holder in node]
         await operator.delete(NAME, node)
-    await until(lambda: told, what="the holder is told")
-    assert told == [claims[1].owner]
+    await until(lambda: heard, what="the holder is told")
+    assert heard == [claims[1].owner]
     assert list(await backend.renew(claims)) == [Renewal.RENEWED, Renewal.REFUSED, Renewal.RENEWED]
 
 
@@ -178,8 +178,8 @@ async def test_a_share_that_another_client_goes_on_with_is_not_told_as_revoked(
     backend: ZooKeeperBackend, rival: ZooKeeperBackend
 ):
     """Although it is not the first of the line."""
-    told: list[str] = []
-    backend.on_loss(lambda claim, *_: told.append(claim.owner))
+    heard: list[str] = []
+    backend.on_loss(lambda claim, *_: heard.append(claim.owner))
     claims = [claim_of(READER) for _ in range(3)]
     for claim in claims:
         await granted(backend, claim)
@@ -187,7 +187,7 @@ async def test_a_share_that_another_client_goes_on_with_is_not_told_as_revoked(
     assert list(await rival.renew([claims[1]])) == [Renewal.RENEWED]
     await until(lambda: len(list(backend._own_nodes.all())) == 2, what="the node is not this client's any more")
     await asyncio.sleep(0.1)
-    assert told == []
+    assert heard == []
 
 
 KINDS = {

@@ -57,7 +57,7 @@ async def main(url: str, kind: str) -> None:
         if isinstance(event, Renewed):
             renewed.release()
 
-    if url.startswith("redis://"):  # a machine that stands still is no silent server: the connection stays the same one
+    if url.startswith("redis://"):  # a machine that stands still is not a silent server: the connection stays
         from fencing_sdk.backends.redis.connection import node
 
         node.SILENCE = 60.0

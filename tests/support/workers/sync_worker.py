@@ -170,7 +170,7 @@ def holds():
 
 
 def forks():
-    """It forks inside a block. The child is no holder, and has a client that works."""
+    """It forks inside a block. The child is not a holder, and has a client that works."""
     with locks.lock("a", ttl=30, heartbeat_interval=0.3) as lease:
         token = int(lease.token)
         child = fork()

@@ -42,7 +42,7 @@ def servers_of_client(client: object) -> RedisDialer | SlotMap:
     Read which servers *client* connects to, and how.
 
     Raises:
-        ConfigurationError: it is no client of redis-py or valkey-py, it connects to replicas, or its connections do
+        ConfigurationError: it is not a client of redis-py or valkey-py, it connects to replicas, or its connections do
             what those of asyncio cannot.
     """
     kind = type(client)

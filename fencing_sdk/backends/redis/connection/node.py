@@ -63,7 +63,7 @@ class RedisNode:
     Args:
         dialer: Opens connections to it.
 
-        on_push: Receives the messages of the server that are no replies.
+        on_push: Receives the messages of the server that are not replies.
 
         on_connect: Sends the first commands on every new connection.
 
@@ -181,7 +181,7 @@ class RedisNode:
 
     async def ask(self, *words: Argument) -> Reply:
         """
-        Send one command that is no script, and has no keys.
+        Send one command that is not a script, and has no keys.
 
         Raises:
             ReplyError: the server refused it.

@@ -96,7 +96,7 @@ class Pipe(asyncio.Protocol):
     The protocol of one open connection, in one event loop. It is not used again once the connection is lost.
 
     Args:
-        on_push: Receives the messages that are no replies.
+        on_push: Receives the messages that are not replies.
     """
 
     def __init__(self, on_push: Push) -> None:

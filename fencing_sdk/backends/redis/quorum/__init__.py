@@ -45,7 +45,7 @@ from fencing_sdk.backends.redis.quorum.ballots import Ballot
 from fencing_sdk.backends.redis.quorum.founding import prepare
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes, find_hold
-from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_told
+from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_of_hold
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, translating
 from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
@@ -158,7 +158,7 @@ class RedisQuorumBackend(Uncopied):
         See `fencing_sdk.abc.Backend.release`.
 
         Every node gets the release; one that is away, when it is back. If so many nodes had no hold of the owner that
-        the others are no majority, its grant had already ended.
+        the others are not a majority, its grant had already ended.
         """
         self._losses.ended(self._requests.hold(claim.name), claim)
         self._holds.remove(claim)
@@ -169,7 +169,7 @@ class RedisQuorumBackend(Uncopied):
             poll = Poll(len(self._nodes), len(self._nodes), read_release, self._is_decided)
             request = NodeRequest(call)
             for node in self._nodes:
-                node.tell(("release", claim.owner), request, claim.ttl, poll.answer)
+                node.deliver(("release", claim.owner), request, claim.ttl, poll.answer)
             answers = await poll.result()
         refusal = self._refusal(answers.values())
         return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
@@ -190,7 +190,7 @@ class RedisQuorumBackend(Uncopied):
         """See `fencing_sdk.abc.Backend.inspect`."""
         with translating("inspect"):
             seen, _ = await find_hold(self._nodes, self._requests, name)
-        return None if seen is None else holder_told(name, seen)
+        return None if seen is None else holder_of_hold(name, seen)
 
     async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_holders`."""
@@ -218,9 +218,9 @@ class RedisQuorumBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
         return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, tell: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
+    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, tell)
+        return self._places.stand(self._in_line, claim, notify)
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:

@@ -197,4 +197,4 @@ class QuorumAttempt:
     def _undo_at(self, node: int) -> None:
         place = None if self._waiter is None else self._waiter.place
         call = self._requests.undo(self._claim, self._number, place)
-        self._nodes[node].tell(("undo", self._claim.owner, self._number), NodeRequest(call), self._claim.ttl)
+        self._nodes[node].deliver(("undo", self._claim.owner, self._number), NodeRequest(call), self._claim.ttl)

@@ -89,7 +89,7 @@ class QuorumNode:
 
         nodes: How many nodes there are.
 
-        on_push: Receives the number of the node, and a message of the server that is no reply.
+        on_push: Receives the number of the node, and a message of the server that is not a reply.
 
         on_vote: Called when a connection has shown that the node may vote.
     """
@@ -267,7 +267,7 @@ class QuorumNode:
 
     # What it has to get in any case
 
-    def tell(self, key: Hashable, request: NodeRequest, ttl: float, answer: Answer | None = None) -> None:
+    def deliver(self, key: Hashable, request: NodeRequest, ttl: float, answer: Answer | None = None) -> None:
         """Send a request that frees something. If it fails, it is sent again when the node is back within *ttl*."""
         self._unanswered += 1
 

@@ -237,7 +237,7 @@ class Poll(Generic[T]):
 
         asked: How many of them get the question.
 
-        read: Reads a reply. It raises ValueError or TypeError for one that is no answer.
+        read: Reads a reply. It raises ValueError or TypeError for one that is not an answer.
 
         enough: Whether these answers of a majority say it all. Else the others are awaited for `SILENCE` seconds.
     """

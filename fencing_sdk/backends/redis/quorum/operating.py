@@ -1,8 +1,9 @@
 """
 Lists what is held on a quorum and who waits, and takes grants away.
 
-What a majority holds is on at least one of any nodes that are no minority: on one of two of three nodes. So a listing
-walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it has found.
+What a majority holds is on at least one of any nodes that are not a minority: on one of two of three nodes. So a
+listing walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it has
+found.
 
 1. If one of these nodes goes, and another takes its place, the listing begins again.
 2. A lock is listed at the first of these nodes that has it. But a node that was away may have got it after it was
@@ -32,7 +33,7 @@ from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, ask_nodes, find_hold, most_telling, shown_by_majority
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold
 
-__all__ = ["QuorumListing", "QuorumRevocations", "RevocationTally", "holder_told"]
+__all__ = ["QuorumListing", "QuorumRevocations", "RevocationTally", "holder_of_hold"]
 
 _LOOKED_AT = 50
 """Locks that one run of a script describes."""
@@ -102,7 +103,7 @@ class QuorumListing:
             lock = {node: seen[index] for node, seen in answers.items()}
             shown = shown_by_majority([seen.hold for seen in lock.values()], self._nodes.majority)
             if shown is not None and not any(_was_there(lock.get(node), shown, began) for node in earlier):
-                holders.append(holder_told(name, shown, max(seen.waiters for seen in lock.values())))
+                holders.append(holder_of_hold(name, shown, max(seen.waiters for seen in lock.values())))
         return holders
 
     async def waiters(self, name: str) -> list[Waiting]:
@@ -126,7 +127,7 @@ def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
     return hold is not None and (hold.owner, hold.token) == (shown.owner, shown.token) and hold.attempt < began
 
 
-def holder_told(name: str, hold: SeenHold, waiters: int | None = None) -> Holder:
+def holder_of_hold(name: str, hold: SeenHold, waiters: int | None = None) -> Holder:
     """Describe who has a hold: its token has the time of the grant, by the clock of this client."""
     age = age_of(hold.token, LOCK, wall_micros())
     holder = holder_of(hold.owner)
@@ -146,7 +147,7 @@ def _read_listed(reply: Reply, count: int) -> list[_SeenLock]:
     Read what one node says of *count* locks.
 
     Raises:
-        ValueError: it is no such answer.
+        ValueError: it is not such an answer.
     """
     if not isinstance(reply, list) or len(reply) != count:
         msg = "not the holds of so many locks"
@@ -268,7 +269,7 @@ class QuorumRevocations:
         request = NodeRequest(self._requests.revoke(name, shown, revocation, reason, patience))
         round_ = _RevocationRound(RevocationTally(len(self._nodes), holding, revocation))
         for node in self._nodes:
-            node.tell(("revoke", name, token), request, shown.left, round_.answer)
+            node.deliver(("revoke", name, token), request, shown.left, round_.answer)
         return await round_.result(patience)
 
     async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:

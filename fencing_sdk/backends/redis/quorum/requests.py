@@ -262,7 +262,7 @@ def read_knowledge(reply: Reply) -> Knowledge:
 
 
 def nodes_of(epoch: str) -> int:
-    """The number of nodes that an epoch was founded with; 0 if it is no epoch."""
+    """The number of nodes that an epoch was founded with; 0 if it is not an epoch."""
     count, _, nonce = epoch.partition(".")
     return int(count) if nonce and count.isascii() and count.isdigit() and len(count) <= 2 else 0  # noqa: PLR2004
 

@@ -69,8 +69,8 @@ class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no ty
             return self._select(rlist, wlist, xlist, timeout)
         end = math.inf if timeout is None else _CLOCK.now() + timeout
         while True:  # between messages
-            nap = min(end - _CLOCK.now(), math.inf if self._connecting else self.tend())
-            ready = self._select(rlist, wlist, xlist, None if math.isinf(nap) else max(0.0, nap))
+            pause = min(end - _CLOCK.now(), math.inf if self._connecting else self.tend())
+            ready = self._select(rlist, wlist, xlist, None if math.isinf(pause) else max(0.0, pause))
             if any(ready) or _CLOCK.now() >= end:
                 return ready
 

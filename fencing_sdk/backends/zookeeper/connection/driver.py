@@ -100,7 +100,7 @@ class KazooDriver:
 
     def __init__(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None, ends: NodeEnds) -> None:
         self._ends = ends
-        self._tell: Callable[[ConnectionNews], None] = _ignore
+        self._report: Callable[[ConnectionNews], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
         self._broken_logins = 0
@@ -139,9 +139,9 @@ class KazooDriver:
         """Why connecting failed the last time."""
         return self._dial.last_error
 
-    def start(self, tell: Callable[[ConnectionNews], None]) -> None:
-        """Begin to connect; *tell* is called in the driver's thread."""
-        self._tell = tell
+    def start(self, report: Callable[[ConnectionNews], None]) -> None:
+        """Begin to connect; *report* is called in the driver's thread."""
+        self._report = report
         self._client.start_async()
 
     def _in_turn(self) -> object:
@@ -159,11 +159,11 @@ class KazooDriver:
             raise AuthFailedError from error
         if self._identity is not None and identity[0] != self._identity[0]:
             self._dial.refusing = True
-            self._tell(ConnectionNews(ended=True, error=SessionExpiredError()))
+            self._report(ConnectionNews(ended=True, error=SessionExpiredError()))
         else:
             self._identity = identity
             self._ends.resume_all()
-            self._tell(ConnectionNews(connected=True, identity=identity, timeout=timeout))
+            self._report(ConnectionNews(connected=True, identity=identity, timeout=timeout))
         return timeouts
 
     def _log_in(self, *address: object) -> Any:
@@ -222,9 +222,9 @@ class KazooDriver:
             self._dial.refusing = True
             refused = self._client.client_state == "AUTH_FAILED"
             error = self._refusal or (AuthFailedError() if refused else SessionExpiredError())
-            self._tell(ConnectionNews(ended=True, error=error))
+            self._report(ConnectionNews(ended=True, error=error))
         elif state == KazooState.SUSPENDED:
-            self._tell(ConnectionNews())
+            self._report(ConnectionNews())
 
     def ask(self, request: object, answer: Callable[[Any], None]) -> None:
         """Send *request*; *answer* is called in the driver's thread, with a kind of future that is done."""

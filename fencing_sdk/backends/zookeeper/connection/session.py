@@ -175,7 +175,7 @@ class ZooKeeperSession:
         """
         Send *request*, in the order of the calls; the future has the driver's answer or error.
 
-        *created* is called in the driver's thread, with an answer that is no error.
+        *created* is called in the driver's thread, with an answer that is not an error.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.add_done_callback(retrieve)  # a caller that fails with the first of several stops awaiting the others
