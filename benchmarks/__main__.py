@@ -20,6 +20,7 @@ NAMES = (
     "redis",
     "quorum",
     "postgresql",
+    "mysql",
     "etcd",
     "zookeeper",
     "kahuna",
