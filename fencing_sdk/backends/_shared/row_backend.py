@@ -14,6 +14,7 @@ that can use the lock.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner, Uncopied
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends._shared import rules
@@ -34,6 +36,9 @@ from fencing_sdk.errors import BackendError
 __all__ = ["MessageBox", "RowBackend", "RowStore", "Step", "WaiterAddress", "random_text"]
 
 T = TypeVar("T")
+_CLOCK = BootClock()
+_KNOWN = 1.5 * rules.LINE_POLL
+"""Seconds for which an answer to all waiters of a client is the answer to each of them."""
 Step = tuple[str, Callable[[Rows], T]]
 """A name, and the rule that is run on its rows."""
 
@@ -167,6 +172,8 @@ class RowBackend(Uncopied):
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
         waiter = None if self._waiters is None else self._waiters.find(claim)
+        if waiter is not None and (known := waiter.refusal()) is not None:
+            return known
         look = None if waiter is None else partial(rules.refusal, claim=claim)
         rule = partial(rules.acquire, claim=claim)
         outcome = await self._store.run("acquire", claim.name, rule, look=look, durable=True)
@@ -176,6 +183,7 @@ class RowBackend(Uncopied):
         waiter = None if self._waiters is None else self._waiters.find(claim)
         if waiter is not None:
             waiter.served = isinstance(outcome, Grant)
+            waiter.refused(outcome)
         if isinstance(outcome, Grant):
             self._losses.granted(claim)
         return outcome
@@ -271,13 +279,43 @@ class RowBackend(Uncopied):
 
 
 class RowWaiter(Waiter):
-    """A waiter, and the address that is written into its row."""
+    """
+    A waiter, and the address that is written into its row.
 
-    __slots__ = ("address",)
+    The engine lets every waiter try again after some seconds. Where the store has just said of all waiters that it is
+    the turn of none, and the holder's ttl has not ended, the answer to that try is known: a hundred waiters of one
+    client would ask a server twenty times a second for nothing.
+    """
+
+    __slots__ = ("_attended", "_busy_until", "address")
 
     def __init__(self, claim: Claim, address: WaiterAddress) -> None:
         super().__init__(claim, address.ticket)
         self.address = address
+        self._attended = -math.inf
+        """When the store was last asked whose turn it is, and it was not that of this waiter."""
+        self._busy_until = -math.inf
+        """Until when the store has refused the last try."""
+
+    def wake(self) -> None:
+        """See `Waiter.wake`. What was known before is out of date."""
+        self._attended = -math.inf
+        super().wake()
+
+    def attended(self, asked: float) -> None:
+        """Note that at the moment *asked* it was not the turn of this waiter."""
+        self._attended = asked
+
+    def refused(self, outcome: Grant | Busy) -> None:
+        """Note the answer to a try."""
+        advice = outcome.retry_after if isinstance(outcome, Busy) else None
+        self._busy_until = -math.inf if advice is None else _CLOCK.now() + advice
+
+    def refusal(self) -> Busy | None:
+        """The answer to a try, if it is known without the store."""
+        now = _CLOCK.now()
+        known = now - self._attended < _KNOWN and now < self._busy_until
+        return Busy(self._busy_until - now) if known else None
 
 
 class RowWaiters:
@@ -340,8 +378,11 @@ class RowWaiters:
 
     async def _attend(self) -> Sequence[Claim]:
         """Attend those that wait when the request is made: the store puts back whom it does not find in the line."""
-        waiting = [(waiter.claim, waiter.address) for waiter in self._table if not waiter.served]
-        return await self._store.attend(self._group, waiting)
+        asked, waiting = _CLOCK.now(), [waiter for waiter in self._table if not waiter.served]
+        due = await self._store.attend(self._group, [(waiter.claim, waiter.address) for waiter in waiting])
+        for waiter in waiting:
+            waiter.attended(asked)
+        return due
 
     def _attended(self, answer: asyncio.Task[Sequence[Claim]]) -> None:
         failed = answer.cancelled() or answer.exception() is not None

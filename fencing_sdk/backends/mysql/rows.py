@@ -16,7 +16,8 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 from fencing_sdk._mysql.driver import Rows, hexadecimal
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Mode, Permit
@@ -44,35 +45,50 @@ def lock(names: Sequence[str]) -> str:
     )
 
 
-def read(names: Iterable[str], *, line: bool, reasons: bool, lock_free: bool = False) -> list[str]:
-    """
-    Read the rows of *names*, for `NameRows.of_answers`.
-
-    Args:
-        names: One at least.
-
-        line: Whether the rule asks for the waiters.
-
-        reasons: Whether it asks why grants were ended.
-
-        lock_free: Lock the rows of the names that no other transaction has locked, and read those alone.
-    """
-    among = f"name IN ({', '.join(map(hexadecimal, names))})"
-    locking = " FOR UPDATE SKIP LOCKED" if lock_free else ""
-    texts = [f"SELECT name, token, grants FROM fencing_lock WHERE {among}{locking}", f"SELECT {NOW}"]  # noqa: S608
-    texts.append(
-        "SELECT name, owner, fencing_waiter.waiter_group, box, ticket, mode, permits, since, label, seen"  # noqa: S608
-        " FROM fencing_waiter LEFT JOIN fencing_sign ON fencing_sign.waiter_group = fencing_waiter.waiter_group"
-        f" WHERE {among} ORDER BY number"
-        if line
-        else "DO 0"
-    )
-    texts.append(f"SELECT name, owner, until, reason FROM fencing_revoked WHERE {among}" if reasons else "DO 0")  # noqa: S608
-    return texts
+class NotReadError(Exception):
+    """A rule asks why a grant was ended, and that was not read."""
 
 
-READS = 4
-"""How many statements `read` returns."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What of the names is read, in the order of the statements."""
+
+    line: bool
+    """Whether the rule asks for the waiters."""
+    reasons: bool
+    """Whether it asks why grants were ended, which is rare. Without them it raises `NotReadError`."""
+
+    def texts(self, names: Iterable[str], *, lock_free: bool = False) -> list[str]:
+        """
+        Read the rows of *names*, for `NameRows.of_answers`.
+
+        Args:
+            names: One at least.
+
+            lock_free: Lock the rows of the names that no other transaction has locked, and read those alone.
+        """
+        among = f"IN ({', '.join(map(hexadecimal, names))})"
+        if lock_free:
+            source = f"fencing_lock WHERE name {among} FOR UPDATE SKIP LOCKED"
+        else:  # a row with the time, also where no name is known
+            source = f"(SELECT 1) AS always LEFT JOIN fencing_lock ON name {among}"
+        texts = [f"SELECT {NOW}, name, token, grants FROM {source}"]  # noqa: S608  (hexadecimal)
+        if self.line:
+            texts.append(
+                "SELECT name, owner, fencing_waiter.waiter_group, box, ticket, mode, permits, since, label, seen"  # noqa: S608
+                " FROM fencing_waiter LEFT JOIN fencing_sign ON fencing_sign.waiter_group = fencing_waiter.waiter_group"
+                f" WHERE name {among} ORDER BY number"
+            )
+        if self.reasons:
+            texts.append(f"SELECT name, owner, until, reason FROM fencing_revoked WHERE name {among}")  # noqa: S608
+        return texts
+
+
+class _Unread(dict[tuple[str, str], tuple[float, str]]):
+    """Reasons that were not read."""
+
+    def get(self, *_: object) -> NoReturn:
+        raise NotReadError
 
 
 class NameRows:
@@ -90,25 +106,29 @@ class NameRows:
 
     @classmethod
     def of_answers(
-        cls, answers: Sequence[Rows], tokens: Callable[[float], TokenSource], backend: str
+        cls, reading: Reading, answers: Sequence[Rows], tokens: Callable[[float], TokenSource], backend: str
     ) -> Callable[[str], NameRows]:
         """
-        Take the *answers* to `read`; return the rows of any of the names.
+        Take the *answers* to a *reading*; return the rows of any of the names.
 
         Args:
-            answers: The rows of each statement.
+            reading: What was read.
+
+            answers: The rows of each statement; none if nothing was.
 
             tokens: From the time to how tokens grow.
 
             backend: What errors call the store.
         """
-        locks, ((micros,),), waiters, reasons = answers
-        now = int(micros) / SECOND
-        known = {_text(name): (token, grants) for name, token, grants in locks}
+        rest = iter(answers)
+        locks = next(rest, ())
+        waiters, ended = next(rest, ()) if reading.line else (), next(rest, ()) if reading.reasons else ()
+        now = int(locks[0][0]) / SECOND if locks else math.nan
+        known = {_text(name): (token, grants) for _, name, token, grants in locks if name is not None}
         lines: dict[str, OrderedDict[str, WaiterRow]] = {}
         for name, waiter in map(_waiter, waiters):
             lines.setdefault(name, OrderedDict())[waiter.owner] = waiter
-        why = {(_text(name), _text(owner)): (until / SECOND, _text(text)) for name, owner, until, text in reasons}
+        why = {(_text(name), _text(owner)): (until / SECOND, _text(text)) for name, owner, until, text in ended}
 
         def rows_of(name: str) -> NameRows:
             token, grants = known.get(name, (0, "[]"))
@@ -118,7 +138,7 @@ class NameRows:
                 table.grants[name] = held
             if name in lines:
                 table.lines[name] = lines[name]
-            table.reasons = {key: kept for key, kept in why.items() if key[0] == name}
+            table.reasons = {key: kept for key, kept in why.items() if key[0] == name} if reading.reasons else _Unread()
             return cls(table, name, now)
 
         return rows_of
@@ -189,6 +209,11 @@ def page_of_names(prefix: str, after: str | None, limit: int) -> str:
     # UTF-8 has no byte 0xFF, so no name with this prefix is above it.
     end = f" AND name < CONCAT({hexadecimal(prefix)}, x'ff')"
     return f"SELECT name FROM fencing_lock WHERE {start}{end} AND held_until > {NOW} ORDER BY name LIMIT {limit:d}"  # noqa: S608
+
+
+def locked_names(rows: Rows) -> list[str]:
+    """The names of an answer to `Reading.texts` that locks rows."""
+    return [_text(name) for _, name, *_ in rows]
 
 
 def read_names(rows: Rows) -> list[str]:

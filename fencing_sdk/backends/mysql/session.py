@@ -63,7 +63,17 @@ class MysqlSession:
             KILL through it may reach another one.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_ended", "_together", "abandoned", "committing", "direct")
+    __slots__ = (
+        "__weakref__",
+        "_begin",
+        "_connection",
+        "_ended",
+        "_idle",
+        "_together",
+        "abandoned",
+        "committing",
+        "direct",
+    )
 
     def __init__(self, connection: MysqlDriverConnection, *, together: bool, direct: bool) -> None:
         self._connection = connection
@@ -74,6 +84,10 @@ class MysqlSession:
         self.abandoned = False
         """True if a caller gave up, and not the server."""
         self._ended = False
+        self._begin, self._idle = ["START TRANSACTION"], list[str]()
+        if not self.is_mariadb:  # MySQL has no limit of its own for a transaction that is silent
+            self._begin.insert(0, f"SET wait_timeout = {_PAUSE}")
+            self._idle.append(f"SET wait_timeout = {_IDLE}")
         keep_in_children(self)
 
     @property
@@ -119,13 +133,13 @@ class MysqlSession:
             Exception: the error of the driver or of *work*. Nothing is changed, unless the session is `committing`.
         """
         try:
-            answers = await self.ask(f"SET wait_timeout = {_PAUSE}", "START TRANSACTION", *first)
-            last, result = await work(answers[2:])
+            answers = await self.ask(*self._begin, *first)
+            last, result = await work(answers[len(self._begin) :])
             if not last:
-                await self.ask("ROLLBACK", f"SET wait_timeout = {_IDLE}")
+                await self.ask("ROLLBACK", *self._idle)
                 return result
             self.committing = True
-            await self.ask(*last, "COMMIT", f"SET wait_timeout = {_IDLE}")
+            await self.ask(*last, "COMMIT", *self._idle)
         except Exception:
             if not self.closed:  # the server has refused, so nothing is committed
                 self.committing = False
@@ -139,7 +153,7 @@ class MysqlSession:
 
     async def _roll_back(self) -> None:
         try:
-            await self.ask("ROLLBACK", f"SET wait_timeout = {_IDLE}")
+            await self.ask("ROLLBACK", *self._idle)
         except Exception:  # noqa: BLE001  (the server rolls back when the connection ends)
             self._end()
 
@@ -295,13 +309,15 @@ def statements_of(script: str) -> list[str]:
 
 async def _session_on(connection: MysqlDriverConnection) -> MysqlSession:
     try:
-        _, ((number,),) = await driver.ask(connection, "DO 0; SELECT CONNECTION_ID()")
+        together, (_, ((number,),)) = True, await driver.ask(connection, "DO 0; SELECT CONNECTION_ID()")
     except driver.ServerError as error:
         if code_of(error) != _SYNTAX:
             raise
-        (((number,),),) = await driver.ask(connection, "SELECT CONNECTION_ID()")
-        return MysqlSession(connection, together=False, direct=number == connection.thread_id())
-    return MysqlSession(connection, together=True, direct=number == connection.thread_id())
+        together, (((number,),),) = False, await driver.ask(connection, "SELECT CONNECTION_ID()")
+    session = MysqlSession(connection, together=together, direct=number == connection.thread_id())
+    if session.is_mariadb:
+        await session.ask(f"SET idle_transaction_timeout = {_PAUSE}")
+    return session
 
 
 async def _check_writable(session: MysqlSession) -> None:

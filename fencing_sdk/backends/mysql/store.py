@@ -28,7 +28,7 @@ from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
 from fencing_sdk.backends.mysql import rows
 from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring, ring_all
 from fencing_sdk.backends.mysql.errors import BACKEND, GONE, NO_TABLE, READ_ONLY, ROLLED_BACK, translated, translating
-from fencing_sdk.backends.mysql.rows import READS, NameRows
+from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
 from fencing_sdk.backends.mysql.session import MysqlDialer, MysqlSession
 from fencing_sdk.backends.mysql.sweep import sweep
 from fencing_sdk.errors import BackendError
@@ -97,8 +97,8 @@ class MysqlStore:
 
         async def body(session: MysqlSession) -> T:
             if reads or look is not None:
-                rows_of = await self._read(session, operation, [name])
-                answer = rows_of(name).apply(rule if reads else cast("Callable[[Rows], T]", look))
+                seen = rule if reads else cast("Callable[[Rows], T]", look)
+                (answer,) = await self._look(session, operation, [(name, seen)])
                 if reads or answer is not None:
                     return answer
             (answer,) = await self._step(session, operation, [(name, rule)])
@@ -135,16 +135,20 @@ class MysqlStore:
             return []
 
         async def body(session: MysqlSession) -> Sequence[T | BackendError]:
-            if not reads:
-                return await self._renew(session, steps)
-            rows_of = await self._read(session, operation, [name for name, _ in steps])
-            return [rows_of(name).apply(rule) for name, rule in steps]
+            return await (self._look(session, operation, steps) if reads else self._renew(session, steps))
 
         with translating(operation):
             return await self._connection.run(body, urgent=operation == "renew")
 
-    async def _read(self, session: MysqlSession, operation: str, names: Sequence[str]) -> Callable[[str], NameRows]:
-        return self._rows_of(await session.ask(*_reads(operation, names)))
+    async def _look(self, session: MysqlSession, operation: str, steps: Sequence[Step[T]]) -> list[T]:
+        """Run rules that change nothing on what is committed."""
+
+        async def look(reading: Reading) -> list[T]:
+            answers = await session.ask(*reading.texts([name for name, _ in steps]))
+            rows_of = self._rows_of(reading, answers)
+            return [rows_of(name).apply(rule) for name, rule in steps]
+
+        return await _lazily(look, operation)
 
     async def _step(
         self,
@@ -158,17 +162,20 @@ class MysqlStore:
         names = _in_order(name for name, _ in steps)
         woken: set[str] = set()
 
-        async def work(answers: Sequence[Answer]) -> tuple[list[str], list[T]]:
-            rows_of = self._rows_of(answers[-READS:])
-            outcomes = [rows_of(name).apply(rule) for name, rule in steps]
-            if before_commit is not None:
-                for outcome in outcomes:
-                    await before_commit(session, outcome)
-            found = [rows_of(name) for name in names]
-            woken.update(each.woken.box for each in found if each.woken is not None)
-            return [change for each in found for change in each.changes()], outcomes
+        async def transact(reading: Reading) -> list[T]:
+            async def work(answers: Sequence[Answer]) -> tuple[list[str], list[T]]:
+                rows_of = self._rows_of(reading, answers[1:])
+                outcomes = [rows_of(name).apply(rule) for name, rule in steps]
+                if before_commit is not None:
+                    for outcome in outcomes:
+                        await before_commit(session, outcome)
+                found = [rows_of(name) for name in names]
+                woken.update(each.woken.box for each in found if each.woken is not None)
+                return [change for each in found for change in each.changes()], outcomes
 
-        outcomes = await session.transact([rows.lock(names), *_reads(operation, names)], work)
+            return await session.transact([rows.lock(names), *reading.texts(names)], work)
+
+        outcomes = await _lazily(transact, operation)
         if woken:
             with suppress(Exception):  # the step is carried out; a waiter that is not woken tries by itself
                 await ring(session, woken)
@@ -177,15 +184,18 @@ class MysqlStore:
     async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
         """Run the rules on the rows that no other transaction holds, then on the others, for which it waits."""
         names = _in_order(name for name, _ in steps)
-        outcomes: dict[int, T | BackendError] = {}
 
-        async def work(answers: Sequence[Answer]) -> tuple[list[str], None]:
-            rows_of = self._rows_of(answers)
-            free = rows.read_names([row[:1] for row in answers[0]])
-            outcomes.update({n: rows_of(name).apply(rule) for n, (name, rule) in enumerate(steps) if name in free})
-            return [change for name in free for change in rows_of(name).changes()], None
+        async def transact(reading: Reading) -> dict[int, T | BackendError]:
+            async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[int, T | BackendError]]:
+                rows_of = self._rows_of(reading, answers)
+                free = rows.locked_names(answers[0])
+                found: dict[int, T | BackendError] = {}
+                found.update((n, rows_of(name).apply(rule)) for n, (name, rule) in enumerate(steps) if name in free)
+                return [change for name in free for change in rows_of(name).changes()], found
 
-        await session.transact(_reads("renew", names, lock_free=True), work)
+            return await session.transact(reading.texts(names, lock_free=True), work)
+
+        outcomes = await _lazily(transact, "renew")
         late = [number for number in range(len(steps)) if number not in outcomes]
         if late:
             try:
@@ -195,8 +205,8 @@ class MysqlStore:
             outcomes.update(zip(late, answers, strict=True))
         return [outcomes[number] for number in range(len(steps))]
 
-    def _rows_of(self, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
-        return cache(NameRows.of_answers(answers, self._tokens_at, BACKEND))
+    def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
+        return cache(NameRows.of_answers(reading, answers, self._tokens_at, BACKEND))
 
     def _tokens_at(self, now: float) -> TokenSource:
         return token_source("hybrid" if self.hybrid else "counter", lambda: int(now * rows.SECOND) // TICK)
@@ -213,9 +223,10 @@ class MysqlStore:
         async def body(session: MysqlSession) -> Sequence[Claim]:
             names = _in_order(claim.name for claim, _ in waiters)
             texts = [rows.sign_of_life(group), rows.standing(group)]
-            _, found, *answers = await session.ask(*texts, *(_reads("queue", names) if names else []))
+            reading = Reading(line=True, reasons=False)
+            _, found, *answers = await session.ask(*texts, *(reading.texts(names) if names else []))
             in_line = rows.read_standing(found)
-            rows_of = self._rows_of(answers)
+            rows_of = self._rows_of(reading, answers)
             heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]
             due = {(name, head.owner) for name, head in heads if head is not None}
             absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
@@ -299,13 +310,13 @@ def _adapt(session: MysqlSession, error: Exception) -> bool:
     return code in GONE and not session.committing and not session.abandoned
 
 
-def _reads(operation: str, names: Sequence[str], *, lock_free: bool = False) -> list[str]:
-    return rows.read(
-        names,
-        line=operation not in {"renew", "transfer"},
-        reasons=operation in {"renew", "release", "transfer"},
-        lock_free=lock_free,
-    )
+async def _lazily(work: Callable[[Reading], Awaitable[T]], operation: str) -> T:
+    """Do *work* without the reasons why grants were ended, and again with them if a rule asks for one."""
+    line = operation not in {"renew", "transfer"}
+    try:
+        return await work(Reading(line=line, reasons=False))
+    except NotReadError:
+        return await work(Reading(line=line, reasons=True))
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
