@@ -54,9 +54,9 @@ class Reading:
     """What of the names is read, in the order of the statements."""
 
     line: bool
-    """Whether the rule asks for the waiters."""
+    """True if the rule asks for the waiters."""
     reasons: bool
-    """Whether it asks why grants were ended, which is rare. Without them it raises `NotReadError`."""
+    """True if it asks why grants were ended, which is rare. Without them it raises `NotReadError`."""
 
     def texts(self, names: Iterable[str], *, lock_free: bool = False) -> list[str]:
         """
