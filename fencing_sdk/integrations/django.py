@@ -173,6 +173,8 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
     if row.filter(**{f"{column}__lte": int(checked)}).update(**{column: int(checked)}, **values):
         _note(connections[row.db], checked)
         return True
+    if connections[row.db].vendor == "mysql" and not connections[row.db].get_autocommit():
+        row = row.select_for_update()  # a plain query may show the row as it was when the transaction began to read
     fence = row.values_list(column, flat=True).first()
     if fence is None or int(fence) <= checked:  # it is gone, or what the query asks for was changed meanwhile
         return False

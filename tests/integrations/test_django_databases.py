@@ -1,8 +1,9 @@
-"""Fences on Django's own connection, to SQLite and to PostgreSQL: check and write are one transaction."""
+"""Fences on Django's own connection, to SQLite and to the servers: check and write are one transaction."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import threading
 import time
 import uuid
@@ -11,10 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import blocking_servers  # noqa: F401  (it configures Django)
+import pymysql
 import pytest
 from django.core.handlers.base import BaseHandler
 from django.db import connections, models, transaction
 from django.test import TestCase
+from mysql_programs import flavours
+from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 
 from fencing_sdk import StaleTokenError, Token, UsageError
@@ -24,7 +28,7 @@ from fencing_sdk.integrations.django import FenceField, own_connection, write_fe
 from fencing_sdk.recipes import Skipped
 from fencing_sdk.sync import LockClient, connect, current_token
 
-pytest_plugins = ["postgresql_fixtures"]
+pytest_plugins = ["mysql_fixtures", "postgresql_fixtures"]
 
 
 class Seat(models.Model):
@@ -55,12 +59,34 @@ def postgresql(postgresql_server: PostgresqlServer) -> dict[str, object]:
     }
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def using(request: pytest.FixtureRequest) -> Iterator[str]:
+def settings_of(server: MysqlServer) -> dict[str, object]:
+    if not importlib.util.find_spec("MySQLdb"):
+        pymysql.version_info = (2, 2, 8, "final", 0)  # of the mysqlclient whose place it takes
+        pymysql.install_as_MySQLdb()
+    address = {"NAME": server.database, "USER": "app", "HOST": "127.0.0.1", "PORT": server.port}
+    return {"ENGINE": "django.db.backends.mysql", **address}
+
+
+@pytest.fixture
+def mysql_settings(_shared_mysql: Callable[[str], MysqlServer]) -> Iterator[Callable[[str], dict[str, object]]]:
+    """The settings for a fresh database of MySQL or MariaDB, with the table of fences that a migration has made."""
+    with contextlib.ExitStack() as stack:
+
+        def settings(flavour: str) -> dict[str, object]:
+            server = stack.enter_context(_shared_mysql(flavour).fresh_database())
+            server.ask(SqlGuard().ddl("mysql"))
+            return settings_of(server)
+
+        yield settings
+
+
+@pytest.fixture(params=["sqlite", "postgresql", *flavours()])
+def using(request: pytest.FixtureRequest, mysql_settings: Callable[[str], dict[str, object]]) -> Iterator[str]:
     """A database with one seat, by the name that Django knows it by."""
     name = uuid.uuid4().hex
+    chosen = mysql_settings(request.param) if request.param in flavours() else request.getfixturevalue(request.param)
     connections.databases[name] = connections.configure_settings(
-        {"default": {"ENGINE": "django.db.backends.dummy"}, name: request.getfixturevalue(request.param)}
+        {"default": {"ENGINE": "django.db.backends.dummy"}, name: chosen}
     )[name]
     with connections[name].schema_editor() as editor:
         editor.create_model(Seat)
@@ -129,6 +155,31 @@ def test_a_row_keeps_its_own_fence(using: str):
         write_fenced(row, 5, passenger="Eve")
     assert passenger(using) == "Ada"
     assert not write_fenced(Seat.objects.using(using).filter(pk=7), 6, passenger="Eve"), "there is no such seat"
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a transaction"])
+def test_a_fence_that_was_raised_since_the_transaction_has_read_refuses_the_write(using: str, inside: bool):
+    """At REPEATABLE READ of MySQL a plain query shows the row as it was before, which would look writable."""
+    if connections[using].vendor == "mysql":
+        connections[using].close()
+        connections.databases[using]["OPTIONS"] = {"isolation_level": "repeatable read"}
+    row = Seat.objects.using(using).filter(pk=42)
+
+    def raise_it() -> None:
+        assert write_fenced(row, 6, passenger="Ada")
+        connections[using].close()
+
+    with transaction.atomic(using=using) if inside else contextlib.nullcontext():
+        assert row.get().fence == 0
+        if connections[using].vendor != "sqlite":  # where a transaction that has read would keep the other from writing
+            other = threading.Thread(target=raise_it)
+            other.start()
+            other.join(60)
+        else:
+            assert write_fenced(row, 6, passenger="Ada")
+        with pytest.raises(StaleTokenError):
+            write_fenced(row, 5, passenger="Eve")
+    assert passenger(using) == "Ada"
 
 
 def test_a_query_of_several_rows_writes_none_of_them(using: str):

@@ -8,7 +8,6 @@ names its program; ``FENCING_TEST_MARIADB`` names MariaDB's, if it is neither in
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import Protocol
 
 import pytest
 from mysql_programs import PACKAGES, flavours, program
-from mysql_server import USER, MysqlServer, Setting
+from mysql_server import MysqlServer, Setting
 from required_program import missing, require_program
 from throwaway_certificates import Certificates, make_certificates
-
-_numbers = itertools.count(1)
 
 
 def require_mysql(flavour: str = "mariadb") -> None:
@@ -69,21 +66,8 @@ def mysql_server(mysql_flavour: str, _shared_mysql: Callable[[str], MysqlServer]
     It may be paused, and its connections may be ended; a test that harms it more or sets global variables takes
     `start_mysql`. Users that a test creates are gone afterwards, with the database.
     """
-    server = _shared_mysql(mysql_flavour)
-    database = f"test_{next(_numbers)}"
-    server.database = ""
-    server.ask(f"CREATE DATABASE {database}")
-    server.database = database
-    yield server
-    if not server.running:
-        server.start()
-    server.resume()
-    server.database = ""
-    server.end_connections()  # a transaction that was left open would keep the database
-    server.ask(f"DROP DATABASE {database}")
-    known = ("root", USER, "mariadb.sys", "mysql.sys", "mysql.session", "mysql.infoschema")
-    for user, host in server.ask("SELECT user, host FROM mysql.user WHERE user NOT IN %s", known):
-        server.ask("DROP USER %s@%s", user, host)
+    with _shared_mysql(mysql_flavour).fresh_database() as server:
+        yield server
 
 
 @pytest.fixture

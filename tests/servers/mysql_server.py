@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -48,6 +49,8 @@ QUICK_OF: dict[str, dict[str, Setting]] = {
     "mariadb": {"innodb_log_file_size": "4M", "aria_pagecache_buffer_size": "2M"},
     "mysql": {"innodb_redo_log_capacity": "16M", "mysqlx": False, "secure_file_priv": "NULL"},
 }
+
+_numbers = itertools.count(1)
 
 FIRST_STATEMENTS = rf"""
 CREATE DATABASE IF NOT EXISTS test;
@@ -222,8 +225,27 @@ class MysqlServer:
             "SELECT id FROM information_schema.processlist WHERE user NOT IN ('root', 'system user', 'event_scheduler')"
         )
         for (connection,) in self.ask(mine):
-            with contextlib.suppress(pymysql.err.OperationalError, pymysql.err.InternalError):  # it has ended by itself
+            with contextlib.suppress(pymysql.OperationalError, pymysql.InternalError):  # it has ended by itself
                 self.ask(f"KILL {connection}")
+
+    @contextlib.contextmanager
+    def fresh_database(self) -> Iterator[Self]:
+        """An empty database, which `url` names; it is gone afterwards, with the users that were created meanwhile."""
+        before, database = self.database, f"test_{next(_numbers)}"
+        self.database = ""
+        self.ask(f"CREATE DATABASE {database}")
+        self.database = database
+        yield self
+        if not self.running:
+            self.start()
+        self.resume()
+        self.database = ""
+        self.end_connections()  # a transaction that was left open would keep the database
+        self.ask(f"DROP DATABASE {database}")
+        known = ("root", USER, "mariadb.sys", "mysql.sys", "mysql.session", "mysql.infoschema")
+        for user, host in self.ask("SELECT user, host FROM mysql.user WHERE user NOT IN %s", known):
+            self.ask("DROP USER %s@%s", user, host)
+        self.database = before
 
     # The inside
 

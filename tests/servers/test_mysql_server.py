@@ -154,7 +154,7 @@ def test_two_servers_never_share_a_port(start_mysql, monkeypatch):
 def test_ended_connections_hear_of_it(mysql_server):
     connection = pymysql.connect(host=HOST, port=mysql_server.port, user=USER, database=mysql_server.database)
     mysql_server.end_connections()
-    with pytest.raises(pymysql.err.OperationalError):
+    with pytest.raises(pymysql.OperationalError):
         connection.query("SELECT 1")
     connection.close()
 
