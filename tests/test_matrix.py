@@ -229,6 +229,9 @@ SCENARIOS = {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",
     },
+    "FencesSuite": dict.fromkeys(
+        ("memory", "sqlite", "redis", "redisquorum", "etcd", "zookeeper", "kahuna"), "it keeps no fences of a guard"
+    ),
     "LoopsSuite": {},
     "SyncSuite": {},
     "SyncRevokingSuite": {"kahuna": "it cannot take a lock away"},

@@ -16,11 +16,9 @@ from fencing_sdk._mysql.driver import Rows as Answer
 from fencing_sdk._mysql.driver import code_of
 from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk._values.clock import JITTER, TICK, BootClock
-from fencing_sdk._values.token import Token
-from fencing_sdk.abc import Guard
-from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.fences import FenceRaising, Fences
 from fencing_sdk.backends._shared.losses import StopListening
 from fencing_sdk.backends._shared.request_queue import RequestConnection
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
@@ -35,9 +33,7 @@ from fencing_sdk.errors import BackendError
 
 T = TypeVar("T")
 
-Fences = Sequence[tuple[Guard, str]]
-FENCE_PATIENCE = 1.0
-"""Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
+_RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
 _EVERY = 600.0
 """Seconds between two sweeps of one client."""
 _CLOCK = BootClock()
@@ -115,10 +111,7 @@ class MysqlStore:
 
         async def raise_all(session: MysqlSession, outcome: Grant | Busy) -> None:
             if isinstance(outcome, Grant):
-                for guard, resource in fences:
-                    token = Token(outcome.token, claim.holder)
-                    transaction = session.for_guards()
-                    await cast("TransactionalGuard", guard).raise_in(transaction, resource, token, wait=FENCE_PATIENCE)
+                await _RAISING.raise_all(session.for_guards(), claim, fences, outcome.token)
 
         async def body(session: MysqlSession) -> Grant | Busy:
             (outcome,) = await self._step(session, "acquire", [(claim.name, rule)], before_commit=raise_all)
