@@ -12,14 +12,18 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import asyncmy.errors
 import pytest
 from inside import BootClock
+from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
 
+from fencing_sdk._mysql import driver
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk.backends.mysql import rows as mysql_rows
 from fencing_sdk.backends.postgresql import schema
 from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.redis.quorum import requests as quorum_requests
@@ -163,6 +167,52 @@ class PostgresqlOracle(EveryBench):
 
     def signs(self, claim: Claim, what: str) -> bool:
         return what == "try"
+
+
+class MysqlOracle(EveryBench):
+    """
+    The texts read a clock that stands in a table. All waiters of one client share their sign of life.
+
+    A call is cut off by a statement for which the server refuses to wait: those before it have run.
+    """
+
+    def __init__(self, server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server = server
+        self._left = 0
+        server.ask(f"CREATE TABLE oracle_clock AS SELECT {mysql_rows.NOW} AS at")
+        monkeypatch.setattr(mysql_rows, "NOW", "(SELECT at FROM oracle_clock)")
+        self._ask = driver.ask
+        monkeypatch.setattr(driver, "ask", self._ask_or_fail)
+
+    def open(self) -> Any:
+        return from_url(self._server.url)
+
+    async def advance(self, seconds: float) -> None:
+        self._server.ask(f"UPDATE oracle_clock SET at = at + {round(seconds * 1_000_000)}")
+
+    def signs(self, claim: Claim, what: str) -> bool:
+        return what in {"tick", "join"}
+
+    @contextmanager
+    def cut(self, statement: int) -> Iterator[None]:
+        self._left = statement
+        try:
+            yield
+        finally:
+            self._left = 0
+
+    async def _ask_or_fail(self, connection: Any, text: str) -> Any:
+        statements = text.split("; ")
+        counted = [n for n, one in enumerate(statements) if not one.startswith(("SET", "START", "ROLLBACK", "COMMIT"))]
+        if not self._left or "fencing_lock" not in text:
+            return await self._ask(connection, text)
+        if self._left > len(counted):
+            self._left -= len(counted)
+            return await self._ask(connection, text)
+        if before := "; ".join(statements[: counted[self._left - 1]]):
+            await self._ask(connection, before)
+        self._left = 0
+        raise asyncmy.errors.OperationalError(1205, "Lock wait timeout exceeded")
 
 
 class RedisOracle(EveryBench):

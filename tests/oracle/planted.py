@@ -228,6 +228,37 @@ POSTGRESQL = (
         _READERS,
     ),
 )
+MYSQL = (
+    Planted(
+        "a lock without its row",
+        "mysql.store:MysqlStore._step",
+        "[rows.lock(names), *_reads(operation, names)]",
+        "_reads(operation, names)",
+    ),
+    Planted(
+        "a lock that is locked again forgets its token",
+        "mysql.rows:lock",
+        "UPDATE token = token",
+        "UPDATE token = 0, grants = '[]'",
+    ),
+    Planted("signs of life are ignored", "mysql.rows:_waiter", "(since if seen is None else seen)", "since"),
+    Planted("a silent waiter keeps its place", "mysql.rows:_waiter", "+ rules.LINE_TTL", "+ 100 * rules.LINE_TTL"),
+    Planted("the last in line is woken", "mysql.rows:read", "ORDER BY number", "ORDER BY number DESC"),
+    Planted(
+        "who leaves takes all waiters along",
+        "mysql.rows:NameRows.changes",
+        "DELETE FROM fencing_waiter WHERE name = {name} AND owner = {hexadecimal(owner)}",
+        "DELETE FROM fencing_waiter WHERE name = {name}",
+    ),
+    Planted("a release wakes nobody", "mysql.rows:NameRows.changes", "yield message([address.box]", "([address.box]"),
+    Planted(
+        "a lock is listed until its first share ends", "mysql.rows:NameRows.changes", "max(ends", "min(ends", _PERMITS
+    ),
+    Planted(
+        "a lost reason", "mysql.store:_reads", 'reasons=operation in {"renew", "release", "transfer"}', "reasons=False"
+    ),
+    Planted("a call that was cut off is not undone", "mysql.session:MysqlSession._roll_back", '"ROLLBACK"', '"COMMIT"'),
+)
 REDIS = (
     Planted(
         "an heir has the token of the former",

@@ -13,6 +13,7 @@ import pytest
 from campaigns import amount
 from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
+from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum
 from redis_server import RedisServer
@@ -21,6 +22,7 @@ from tests.oracle.benches import (
     Change,
     KahunaOracle,
     MemoryOracle,
+    MysqlOracle,
     NodesOracle,
     PostgresqlOracle,
     QuorumOracle,
@@ -29,11 +31,18 @@ from tests.oracle.benches import (
 )
 from tests.oracle.client_time import ClientTimeLoop
 from tests.oracle.histories import histories, shrunk
-from tests.oracle.planted import ETCD, KAHUNA, MEMORY, POSTGRESQL, QUORUM, REDIS, SQLITE, ZOOKEEPER, Planted
+from tests.oracle.planted import ETCD, KAHUNA, MEMORY, MYSQL, POSTGRESQL, QUORUM, REDIS, SQLITE, ZOOKEEPER, Planted
 from tests.oracle.player import Bench, Player
 from tests.oracle.reference import Differs
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 PATIENCE = 20.0
 
@@ -84,6 +93,11 @@ def test_sqlite_answers_as_the_rules_say(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.campaign
 def test_postgresql_answers_as_the_rules_say(postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch):
     assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), seeds(60, short=15))
+
+
+@pytest.mark.campaign
+def test_mysql_answers_as_the_rules_say(mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
+    assert play_all(MysqlOracle(mysql_server, monkeypatch), seeds(60, short=15))
 
 
 class MakeRedis(Protocol):
@@ -166,6 +180,12 @@ def test_a_change_of_postgresql_is_caught(
     planted: Planted, postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ):
     catch(PostgresqlOracle(postgresql_server, monkeypatch, planted.in_text()), planted, range(100))
+
+
+@pytest.mark.parametrize("planted", MYSQL, ids=lambda planted: planted.what)
+def test_a_change_of_mysql_is_caught(planted: Planted, mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
+    planted.plant(monkeypatch)
+    catch(MysqlOracle(mysql_server, monkeypatch), planted, range(100))
 
 
 @pytest.mark.parametrize("planted", REDIS, ids=lambda planted: planted.what)

@@ -9,12 +9,13 @@ names its program; ``FENCING_TEST_MARIADB`` names MariaDB's, if it is neither in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from mysql_programs import PACKAGES, flavours, program
+from mysql_proxy import MysqlProxy
 from mysql_server import MysqlServer, Setting
 from required_program import missing, require_program
 from throwaway_certificates import Certificates, make_certificates
@@ -74,6 +75,13 @@ def mysql_server(mysql_flavour: str, _shared_mysql: Callable[[str], MysqlServer]
 def mysql_url(mysql_server: MysqlServer) -> str:
     """The address of the fresh database on the shared server."""
     return mysql_server.url
+
+
+@pytest.fixture
+async def mysql_proxy(mysql_server: MysqlServer) -> AsyncIterator[MysqlProxy]:
+    """A network with faults in front of the shared server; its `url` names the fresh database."""
+    async with MysqlProxy(mysql_server) as proxy:
+        yield proxy
 
 
 @pytest.fixture

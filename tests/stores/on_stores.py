@@ -10,6 +10,7 @@ from etcd_server import EtcdCluster
 from fault_proxy import FaultProxy
 from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
+from mysql_proxy import MysqlProxy
 from mysql_server import MysqlServer
 from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
@@ -62,9 +63,8 @@ class OnPostgresql:
 
 class OnMysql:
     @pytest.fixture
-    async def bench(self, mysql_server: MysqlServer) -> AsyncIterator[MysqlBench]:
-        async with FaultProxy(mysql_server.port) as proxy:
-            yield MysqlBench(mysql_server, proxy)
+    def bench(self, mysql_server: MysqlServer, mysql_proxy: MysqlProxy) -> MysqlBench:
+        return MysqlBench(mysql_server, mysql_proxy)
 
 
 class OnEtcd:

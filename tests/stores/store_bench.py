@@ -27,7 +27,7 @@ from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from local_ports import HOST
-from mysql_server import USER as MYSQL_USER
+from mysql_proxy import MysqlProxy
 from mysql_server import MysqlServer
 from patience import wait_until
 from postgresql_proxy import PostgresqlProxy
@@ -234,11 +234,18 @@ class PostgresqlBench(Line):
 
 class MysqlBench(Line):
     connections = 2  # one for the requests, and one that sleeps
+    calls: Mapping[str, str] = MappingProxyType(  # of the texts that commit
+        {
+            **dict.fromkeys(("first acquire", "acquire", "renew"), "grants = x'5b7b"),
+            "release": "grants = x'5b5d'",
+            "join": "INSERT INTO fencing_waiter",
+            "leave": "DELETE FROM fencing_waiter",
+        }
+    )
 
-    def __init__(self, server: MysqlServer, proxy: FaultProxy) -> None:
+    def __init__(self, server: MysqlServer, proxy: MysqlProxy) -> None:
         self.server, self.proxy = server, proxy
-        self.url = server.url
-        self.by_proxy = server.url_as(MYSQL_USER, port=proxy.port)
+        self.url, self.by_proxy = server.url, proxy.url
         self.pause, self.resume = server.pause, server.resume
 
     def seconds_left(self, name: str) -> float:
