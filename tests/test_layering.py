@@ -63,6 +63,7 @@ FRAMEWORKS = {
     "httpx": set(),  # recognised by what its objects can do
     "httpx2": set(),
     "kazoo": {"backends.zookeeper", "recipes.old_locks"},
+    "asyncmy": {"_mysql"},
     "opentelemetry": {"integrations.opentelemetry"},
     "prometheus_client": {"integrations.prometheus"},
     "multidict": {"backends.kahuna", "integrations.aiohttp"},
