@@ -28,7 +28,7 @@ HELD_BY = {
         "stores/etcd/test_etcd_joining.py::test_a_field_of_another_version_is_passed_over",
         "stores/zookeeper/test_zookeeper_shares.py::test_a_field_of_another_version_is_passed_over",
     ],
-    "| a quorum of Redis, Kahuna |": [
+    "| a quorum of Redis, Kahuna, MySQL and MariaDB |": [
         "test_upgrading.py::test_what_a_quorum_stores_has_one_form",
         "stores/kahuna/test_kahuna_requests.py::test_owner_and_label_travel_together_and_come_apart_again",
     ],
@@ -40,10 +40,10 @@ HELD_BY = {
     "* With `create=false`": [
         "stores/postgresql/test_postgresql_failover.py::test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions",
     ],
-    '| SQLite, PostgreSQL, Redis with `tokens="hybrid"`': [
+    '| SQLite, PostgreSQL, MySQL, Redis with `tokens="hybrid"`': [
         f"{RESTORED}::test_hybrid_tokens_grow_when_a_backup_is_restored"
     ],
-    '| SQLite, PostgreSQL, Redis with `tokens="counter"`': [
+    '| SQLite, PostgreSQL, MySQL, Redis with `tokens="counter"`': [
         f"{RESTORED}::test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_them"
     ],
     "| a quorum of Redis | a server": [
