@@ -41,9 +41,6 @@ class PostgresqlStage:
     async def is_waiting(self):
         """Wait until a transaction waits for the lock of another one."""
         query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        await self._until(query)
-
-    async def _until(self, query):
         for _ in range(2_000):
             if await self.server.fetch(query):
                 return
@@ -69,7 +66,7 @@ class MysqlStage(PostgresqlStage):
         return await self.server.value("SELECT token FROM fencing_fence WHERE resource = %s", resource)
 
     async def is_waiting(self):
-        await self._until("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        await self.server.has_a_waiter()
 
     def wants_a_retry(self, error) -> bool:
         return mysql_ways.code_of(error) in {1213, 1020}

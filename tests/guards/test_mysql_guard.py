@@ -355,7 +355,7 @@ async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(gua
     async with server.connected() as connection:
         await guard.admit(connection, "a", OLD)
         raising = asyncio.create_task(guard.raise_to("a", NEW))
-        await is_waiting(server)
+        await server.has_a_waiter()
         raising.cancel()
         with anyio.fail_after(20):
             with pytest.raises(asyncio.CancelledError):
@@ -363,15 +363,6 @@ async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(gua
         await connection.commit()
     assert await fence(server) == 33
     await guard.raise_to("a", NEW)
-
-
-async def is_waiting(server):
-    """Wait until a transaction waits for the lock of another one."""
-    for _ in range(2_000):
-        if await server.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("nobody waits")
 
 
 async def test_a_store_raises_the_fence_in_the_transaction_of_its_grant(server):

@@ -228,6 +228,14 @@ class MysqlServer:
             with contextlib.suppress(pymysql.OperationalError, pymysql.InternalError):  # it has ended by itself
                 self.ask(f"KILL {connection}")
 
+    async def has_a_waiter(self) -> None:
+        """Wait until a transaction waits for the lock of another one."""
+        for _ in range(300):
+            if await self.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+                return
+            await asyncio.sleep(0.12)  # the server looks anew only if it was not asked for 0.1 s
+        raise AssertionError("no transaction waits for another one")
+
     @contextlib.contextmanager
     def fresh_database(self) -> Iterator[Self]:
         """An empty database, which `url` names; it is gone afterwards, with the users that were created meanwhile."""
