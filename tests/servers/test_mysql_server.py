@@ -80,17 +80,9 @@ async def test_the_user_of_the_tests_may_do_everything_in_their_databases_alone(
 async def test_passwords_are_asked_for_and_the_bench_needs_none(mysql_server):
     mysql_server.ask("CREATE USER asked@'127.0.0.1' IDENTIFIED BY 'se:cr@et'")
     mysql_server.ask(f"GRANT ALL ON {mysql_server.database}.* TO asked@'127.0.0.1'")
-    tls = None if mysql_server.flavour == "mariadb" else trusting()
-    assert await ping(mysql_server, user="asked", password="se:cr@et", ssl=tls) == 1
+    assert await ping(mysql_server, user="asked", password="se:cr@et") == 1
     with pytest.raises(asyncmy.errors.OperationalError, match="denied"):
-        await ping(mysql_server, user="asked", password="wrong", ssl=tls)
-
-
-def trusting() -> ssl.SSLContext:
-    """What encrypts, and asks nobody who he is."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+        await ping(mysql_server, user="asked", password="wrong")
 
 
 async def test_tls_with_a_certificate_of_the_authority(start_mysql, mysql_certificates):
