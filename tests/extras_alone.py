@@ -126,7 +126,7 @@ EXTRAS = {
     "": nothing,
     "cli": cli,
     "fastapi": lambda: asyncio.run(fastapi()),
-    "mysql": lambda: __import__("asyncmy"),
+    "mysql": lambda: reach(f"mysql://u@{NOWHERE}/db"),
     "opentelemetry": opentelemetry,
     "postgresql": lambda: reach(f"postgresql://u@{NOWHERE}/db"),
     "prometheus": prometheus,

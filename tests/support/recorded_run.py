@@ -25,12 +25,15 @@ _RECORD = os.environ.pop("FENCING_TEST_RECORD", None)
 
 def _version(server: str) -> str | None:
     """What the server's own program answers when it is asked for its version; None where it is missing."""
-    from postgresql_programs import programs  # later than conftest.py, which imports this module
+    from mysql_programs import program  # later than conftest.py, which imports this module
+    from postgresql_programs import programs
     from zookeeper_server import CLASSES
 
     command = {
         "Redis": ["redis-server", "--version"],
         "PostgreSQL": [str((programs() or Path()) / "postgres"), "--version"],
+        "MariaDB": [program("mariadb") or "mariadbd", "--version"],
+        "MySQL": [program("mysql") or "mysqld", "--no-defaults", "--version"],
         "etcd": ["etcd", "--version"],
         "ZooKeeper": ["java", "-cp", CLASSES, "org.apache.zookeeper.Version"],
     }[server]
@@ -47,8 +50,10 @@ def record(reporter: pytest.TerminalReporter) -> None:
     outcomes = {name: len(reporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
     asked = [report.nodeid.lower() for report in reporter.getreports("passed") if "server" in report.keywords]
     servers = {}
-    for server in ("Redis", "PostgreSQL", "etcd", "ZooKeeper"):
-        tests = sum(server.lower() in test for test in asked)
+    for server in ("Redis", "PostgreSQL", "MariaDB", "MySQL", "etcd", "ZooKeeper"):
+        # The tests of MariaDB and of MySQL stand in the same files, and the parameter tells which it was.
+        name = rf"\[.*\b{server.lower()}\b" if server in {"MariaDB", "MySQL"} else server.lower()
+        tests = sum(bool(re.search(name, test)) for test in asked)
         if tests and (version := _version(server)):
             servers[server] = {"version": version, "passed": tests}
     free_threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
