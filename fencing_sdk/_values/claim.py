@@ -179,6 +179,19 @@ class Permit(Mode):
     word: str = field(default="permit", init=False, repr=False)
 
 
+_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
+
+
+def mode_named(word: str, permits: int | None) -> Mode:
+    """Return the mode that a store has written as a word, and for a permit as the number of permits."""
+    return Permit(of=permits or 1) if word == "permit" else _MODES[word]
+
+
+def permits_of(mode: Mode) -> int | None:
+    """How many permits there are; None for other modes."""
+    return mode.of if isinstance(mode, Permit) else None
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Claim:
     """

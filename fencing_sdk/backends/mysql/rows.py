@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from fencing_sdk._mysql.driver import Rows, hexadecimal
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Mode, Permit
+from fencing_sdk._values.claim import mode_named, permits_of
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
@@ -32,8 +32,6 @@ SECOND = 1_000_000
 """Microseconds, in which the server's tables count time."""
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 """When the statement began. As a statement after the one that locked the rows, it is not older than the locks."""
-
-_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
 
 
 def lock(names: Sequence[str]) -> str:
@@ -225,7 +223,7 @@ def _joining(name: str, waiter: WaiterRow, now: int) -> Iterator[str]:
     address = waiter.address
     assert isinstance(address, WaiterAddress)
     texts = (waiter.owner, address.group, address.box, address.ticket, waiter.mode.word)
-    permits = "NULL" if (number := _permits_of(waiter.mode)) is None else f"{number:d}"
+    permits = "NULL" if (number := permits_of(waiter.mode)) is None else f"{number:d}"
     label = "NULL" if waiter.label is None else hexadecimal(waiter.label)
     yield (
         "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, permits, since, label) VALUES"  # noqa: S608
@@ -240,7 +238,7 @@ def _waiter(row: Sequence[Any]) -> tuple[str, WaiterRow]:
     address = WaiterAddress(_text(box), _text(group), _text(ticket))
     label = None if label is None else _text(label)
     return _text(name), WaiterRow(
-        _text(owner), _mode_of(_text(word), permits), silent_at, since / SECOND, label, address
+        _text(owner), mode_named(_text(word), permits), silent_at, since / SECOND, label, address
     )
 
 
@@ -249,7 +247,7 @@ def _grant(found: Mapping[str, Any]) -> GrantRow:
         found["owner"],
         found["token"],
         found["expires"] / SECOND,
-        _mode_of(found["mode"], found.get("permits")),
+        mode_named(found["mode"], found.get("permits")),
         found.get("permit"),
         found.get("label"),
         found["since"] / SECOND,
@@ -263,7 +261,7 @@ def _grant_object(row: GrantRow) -> dict[str, object]:
         "expires": _end_of(row),
         "since": round(row.since * SECOND),
         "mode": row.mode.word,
-        "permits": _permits_of(row.mode),
+        "permits": permits_of(row.mode),
         "permit": row.permit,
         "label": row.label,
     }
@@ -273,14 +271,6 @@ def _grant_object(row: GrantRow) -> dict[str, object]:
 def _end_of(grant: GrantRow) -> int:
     """The moment a grant ends, rounded up: the store never frees a lock early."""
     return math.ceil(grant.expires * SECOND)
-
-
-def _mode_of(word: str, permits: int | None) -> Mode:
-    return _MODES[word] if permits is None else Permit(of=permits)
-
-
-def _permits_of(mode: Mode) -> int | None:
-    return mode.of if isinstance(mode, Permit) else None
 
 
 def _text(value: bytes | str) -> str:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fencing_sdk._values.claim import (
-    LOCK,
-    READER,
-    WRITER,
     Claim,
     Holder,
     Listing,
     Mode,
-    Permit,
     Waiting,
     holder_of,
+    mode_named,
 )
 from fencing_sdk.backends._shared.losses import RevocationWatcher, StopListening, name_digest
 from fencing_sdk.backends._shared.rules import age_of
@@ -24,8 +21,6 @@ from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlC
 from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
 from fencing_sdk.backends.postgresql.errors import UnreadableRowError, translating
 from fencing_sdk.backends.postgresql.requests import PostgresqlRequests, columns, seconds_in, storable, token_in
-
-_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
 
 
 class OperatorCalls:
@@ -130,7 +125,7 @@ def _waiting_for(found: dict[str, Any]) -> float | None:
 
 
 def _mode(found: dict[str, Any]) -> Mode:
-    return Permit(of=int(found["permits"])) if found["mode"] == "permit" else _MODES[found["mode"]]
+    return mode_named(found["mode"], found["permits"])
 
 
 def _json(text: object) -> Any:

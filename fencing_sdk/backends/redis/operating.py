@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Listing, Mode, Permit, Waiting, holder_of
+from fencing_sdk._values.claim import Claim, Holder, Listing, Waiting, holder_of, mode_named
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk.backends.redis.answers import read_holders
 from fencing_sdk.backends.redis.connection.node import RedisNode
@@ -36,7 +36,6 @@ _LOOKED_AT = 50
 _STRETCH = 100
 """Waiters that one run of a script returns."""
 _BEGIN = b"0"
-_MODES = {mode.word: mode for mode in (LOCK, READER, WRITER)}
 
 
 class ListingCursor(NamedTuple):
@@ -177,7 +176,7 @@ def _read_waiter(owner: Reply, sign: Reply) -> list[Waiting]:
     said, _, label = _text(sign).partition("\0")
     match said.split(" "):
         case [_, _, word, permits, *_]:
-            mode: Mode = Permit(int(permits)) if word == "permit" else _MODES[word]
+            mode = mode_named(word, int(permits) if word == "permit" else None)
             return [Waiting(holder_of(_text(owner)), mode, None, label[1:] if label else None)]
     return []
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Mode, Permit
+from fencing_sdk._values.claim import Claim, mode_named, permits_of
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import GrantRow, TokenSource, WaiterRow
@@ -23,8 +23,6 @@ TOLERANCE = SECOND
 A moment later than this after now was written in an earlier boot. Only systems that do not name their boots need it,
 so it may be generous.
 """
-
-_MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class SqliteRows:
                 name=self._name,
             ):
                 if boot == self._place.boot and renewed <= self._micros + TOLERANCE and self._micros < expires:
-                    mode, ends = _mode_of(word, permits), expires / SECOND
+                    mode, ends = mode_named(word, permits), expires / SECOND
                     self._held[owner] = GrantRow(owner, token, ends, mode, permit, label, since / SECOND)
                 else:
                     self._ended = True
@@ -99,7 +97,7 @@ class SqliteRows:
             expires=_end_of(grant),
             label=grant.label,
             mode=grant.mode.word,
-            permits=_permits_of(grant.mode),
+            permits=permits_of(grant.mode),
             permit=grant.permit,
         )
         held[grant.owner] = grant
@@ -146,7 +144,7 @@ class SqliteRows:
         ):
             silent_at = self._place.silent_at(boot, slot, self._micros) / SECOND
             address = WaiterAddress(socket, group, ticket) if network == self._place.network else None
-            yield WaiterRow(owner, _mode_of(word, permits), silent_at, since / SECOND, label, address)
+            yield WaiterRow(owner, mode_named(word, permits), silent_at, since / SECOND, label, address)
 
     def join(self, claim: Claim, address: object) -> None:
         """See `Rows.join`."""
@@ -168,7 +166,7 @@ class SqliteRows:
             socket=address.box,
             ticket=address.ticket,
             mode=claim.mode.word,
-            permits=_permits_of(claim.mode),
+            permits=permits_of(claim.mode),
             now=self._micros,
             label=claim.label,
         )
@@ -225,11 +223,3 @@ def forget_reasons(place: Place, now: int) -> None:
 def _end_of(grant: GrantRow) -> int:
     """The moment a grant ends, rounded up: the store never frees a lock early."""
     return math.ceil(grant.expires * SECOND)
-
-
-def _mode_of(word: str, permits: int | None) -> Mode:
-    return _MODES[word] if permits is None else Permit(of=permits)
-
-
-def _permits_of(mode: Mode) -> int | None:
-    return mode.of if isinstance(mode, Permit) else None
