@@ -16,13 +16,15 @@ ServerError: type[Exception] = asyncmy.errors.MySQLError
 """An error of the server, or of the driver; `code_of` returns its number."""
 
 Rows = Sequence[Sequence[Any]]
-LOCK_PATIENCE = 4
-"""Seconds that a statement waits for a row. The server's own default of 50 is longer than most leases."""
+LOCK_PATIENCE = 1
+"""Seconds that a statement waits for a row. Renewals wait behind it, and the server's own default is 50."""
+TABLE_PATIENCE = 4
+"""Seconds that a statement waits for a table that an operator has locked, or that several clients create."""
 _SETTINGS = (
     # UNIX_TIMESTAMP meets an hour that comes twice in any other zone, and a text that is too long would be cut.
     # A part of TRADITIONAL alone would make MySQL warn at every connection, which the driver logs.
     "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', "
-    f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {LOCK_PATIENCE}"
+    f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {TABLE_PATIENCE}"
 )
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
@@ -84,7 +86,7 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
     Raises:
         Exception: the driver's error.
     """
-    given = {**url.arguments(), "charset": "utf8mb4", "autocommit": True, "connect_timeout": patience, **arguments}
+    given = {**url.arguments(), "charset": "utf8mb4", "connect_timeout": patience, **arguments, "autocommit": True}
     connection = cast("MysqlDriverConnection", await asyncmy.connect(**given))
     try:
         await ask(connection, _SETTINGS)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncmy.errors
+import pymysql
 from local_ports import HOST
 from mysql_server import MysqlServer
 from stays import PATIENCE, eventually
@@ -18,7 +18,7 @@ NEEDED = "SELECT, INSERT, UPDATE, DELETE"
 
 OTHERS = "db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
 SESSIONS = f"SELECT id, info FROM information_schema.processlist WHERE {OTHERS}"
-SLEEPERS = f"SELECT id FROM information_schema.processlist WHERE {OTHERS} AND info LIKE 'SELECT SLEEP(%%'"
+SLEEPERS = f"SELECT id FROM information_schema.processlist WHERE {OTHERS} AND info LIKE 'SELECT SLEEP(%'"
 
 
 def user(
@@ -45,7 +45,7 @@ async def sessions(server: MysqlServer) -> list[int]:
 
 async def sleepers(server: MysqlServer) -> list[int]:
     """The numbers of the connections that wait for a ring."""
-    return [number for (number,) in await server.fetch(SLEEPERS.replace("%%", "%"))]
+    return [number for (number,) in await server.fetch(SLEEPERS)]
 
 
 async def asleep(server: MysqlServer, number: int = 1) -> list[int]:
@@ -59,10 +59,20 @@ async def asleep(server: MysqlServer, number: int = 1) -> list[int]:
     return sleeping
 
 
+async def running(server: MysqlServer, text: str) -> list[int]:
+    """Wait until a statement that contains *text* runs; return the numbers of its connections."""
+    where = "db = DATABASE() AND id <> CONNECTION_ID() AND info LIKE %s"
+
+    async def found() -> Any:
+        return await server.fetch(f"SELECT id FROM information_schema.processlist WHERE {where}", f"%{text}%")
+
+    return [number for (number,) in await eventually(found, what=f"{text} runs")]
+
+
 async def kill(server: MysqlServer, *numbers: int, what: str = "") -> None:
     """End connections, or only the statement of each: ``what="QUERY"``."""
     for number in numbers:
-        with contextlib.suppress(asyncmy.errors.MySQLError, Exception):  # it has ended by itself
+        with contextlib.suppress(pymysql.err.Error):  # it has ended by itself
             await asyncio.to_thread(server.ask, f"KILL {what} {number}")
 
 

@@ -23,10 +23,11 @@ BACKEND = "MysqlBackend"
 
 GONE = {1053, 1927, 2006, 2013, 2055, 4031}
 """The connection has ended. 4031 and 1927: the server, or an operator, ended it."""
-ROLLED_BACK = {1213, 1020, 1180, 3101}
-"""The server rolled back the whole transaction: a deadlock, or it wrote what another transaction had changed."""
+ROLLED_BACK = {1213, 1020, 1180, 3101, 1317}
+"""The transaction was rolled back: a deadlock, it wrote what another had changed, or KILL interrupted a statement."""
 NO_TABLE = 1146
-READ_ONLY = {1290, 1836, 3024}
+LOCK_WAIT = 1205
+READ_ONLY = {1290, 1792, 1836}
 
 _RIGHTS = (
     "the user lacks a right: SELECT, INSERT, UPDATE and DELETE on the tables fencing_..., and CREATE once, "
@@ -35,6 +36,7 @@ _RIGHTS = (
 _OTHER_TABLES = "its tables named fencing_... are not those of this version; drop them, or name another database"
 _FULL = "the server, or the user, has no connection left; see max_connections and max_user_connections"
 _READ_ONLY: Verdict = (BackendUnavailableError, "the server takes no writes, because read_only is on")
+_TOO_LONG = "a statement took longer than max_statement_time or max_execution_time allows"
 _LOGIN: Verdict = (BackendRefusedError, "wrong user or password, or the server knows no such user at this host")
 _LOST: Verdict = (BackendUnavailableError, "the connection broke")
 
@@ -43,7 +45,7 @@ CODES: dict[int, Verdict] = {
     1040: (BackendUnavailableError, _FULL),
     1203: (BackendUnavailableError, _FULL),
     1226: (BackendUnavailableError, _FULL),
-    1205: (BackendUnavailableError, "another transaction keeps the row of the lock, or of its fence, locked"),
+    LOCK_WAIT: (BackendUnavailableError, "another transaction keeps the row of the lock, or of its fence, locked"),
     1213: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1020: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1180: (BackendUnavailableError, "the server could not commit"),
@@ -54,8 +56,11 @@ CODES: dict[int, Verdict] = {
     1041: (BackendUnavailableError, "the server has no memory left"),
     1047: (BackendUnavailableError, "the node has no quorum"),
     1053: (BackendUnavailableError, "the server is shutting down"),
-    1317: (BackendUnavailableError, "an operator interrupted the statement"),
+    1317: (BackendUnavailableError, "an operator interrupted the statement again and again"),
+    1969: (BackendUnavailableError, _TOO_LONG),
+    3024: (BackendUnavailableError, _TOO_LONG),
     1290: _READ_ONLY,
+    1792: _READ_ONLY,
     1836: _READ_ONLY,
     1129: (BackendUnavailableError, "the server blocks this host after many errors; run FLUSH HOSTS there"),
     1927: _LOST,

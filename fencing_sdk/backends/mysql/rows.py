@@ -89,6 +89,11 @@ class _Unread(dict[tuple[str, str], tuple[float, str]]):
         raise NotReadError
 
 
+def existing(names: Iterable[str]) -> str:
+    """Read which of *names* have a row, without a lock, for `read_names`."""
+    return f"SELECT name FROM fencing_lock WHERE name IN ({', '.join(map(hexadecimal, names))})"  # noqa: S608
+
+
 class NameRows:
     """The rows of one name as they were read, and the changes of the rule that runs on them."""
 

@@ -1,12 +1,13 @@
 """
 The server as a store of rows: each step is one transaction of two texts, as `rows` explains.
 
-Renewals first take the rows that no other transaction has locked, so that one lock whose row is held up does not end
-the others. The rest is renewed after that, and waits for the rows.
+Renewals take the rows that no other transaction has locked, so that one lock whose row is held up does not end the
+others. They look twice again for the rest, for which the next heartbeat tries then.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -25,15 +26,28 @@ from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
 from fencing_sdk.backends.mysql import rows
 from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring, ring_all
-from fencing_sdk.backends.mysql.errors import BACKEND, GONE, NO_TABLE, READ_ONLY, ROLLED_BACK, translated, translating
+from fencing_sdk.backends.mysql.errors import (
+    BACKEND,
+    CODES,
+    GONE,
+    LOCK_WAIT,
+    NO_TABLE,
+    READ_ONLY,
+    ROLLED_BACK,
+    translated,
+    translating,
+)
 from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
 from fencing_sdk.backends.mysql.session import MysqlDialer, MysqlSession
 from fencing_sdk.backends.mysql.sweep import sweep
-from fencing_sdk.errors import BackendError
+from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 T = TypeVar("T")
 
 _RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
+_ROW_PAUSES = (0.0, 0.02, 0.08)
+"""Seconds before each look of a renewal for a row that another transaction keeps locked."""
+_END_PATIENCE = 0.5
 _EVERY = 600.0
 """Seconds between two sweeps of one client."""
 _CLOCK = BootClock()
@@ -175,27 +189,42 @@ class MysqlStore:
         return outcomes
 
     async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
-        """Run the rules on the rows that no other transaction holds, then on the others, for which it waits."""
+        """
+        Run the rules on the rows that no other transaction has locked; try the others again after moments.
+
+        A longer wait for one row would hold up the answer about all others, until their deadlines have passed.
+        """
         names = _in_order(name for name, _ in steps)
+
+        existing: set[str] = set()
+        outcomes: dict[int, T | BackendError] = {}
 
         async def transact(reading: Reading) -> dict[int, T | BackendError]:
             async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[int, T | BackendError]]:
-                rows_of = self._rows_of(reading, answers)
-                free = rows.locked_names(answers[0])
+                *read, known = answers
+                rows_of = self._rows_of(reading, read)
+                free = rows.locked_names(read[0])
+                existing.update(rows.read_names(known))
                 found: dict[int, T | BackendError] = {}
                 found.update((n, rows_of(name).apply(rule)) for n, (name, rule) in enumerate(steps) if name in free)
                 return [change for name in free for change in rows_of(name).changes()], found
 
-            return await session.transact(reading.texts(names, lock_free=True), work)
+            return await session.transact([*reading.texts(names, lock_free=True), rows.existing(names)], work)
 
-        outcomes = await _lazily(transact, "renew")
-        late = [number for number in range(len(steps)) if number not in outcomes]
-        if late:
+        for pause in _ROW_PAUSES:
+            await asyncio.sleep(pause)
+            outcomes.update(await _lazily(transact, "renew"))
+            names = _in_order(name for n, (name, _) in enumerate(steps) if n not in outcomes and name in existing)
+            if not names:
+                break
+        outcomes.update((n, _locked_row()) for n, (name, _) in enumerate(steps) if name in names)
+        gone = [number for number in range(len(steps)) if number not in outcomes]
+        if gone:
             try:
-                answers: Sequence[T | BackendError] = await self._step(session, "renew", [steps[n] for n in late])
+                answers: Sequence[T | BackendError] = await self._step(session, "renew", [steps[n] for n in gone])
             except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
-                answers = [translated("renew", error)] * len(late)
-            outcomes.update(zip(late, answers, strict=True))
+                answers = [translated("renew", error)] * len(gone)
+            outcomes.update(zip(gone, answers, strict=True))
         return [outcomes[number] for number in range(len(steps))]
 
     def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
@@ -280,7 +309,8 @@ class MysqlStore:
             asleep = await bell.aclose()
             if asleep is not None:
                 with suppress(Exception):  # it wakes within seconds, and finds its socket closed
-                    await self._connection.run(lambda session: end(session, asleep))
+                    async with asyncio.timeout(_END_PATIENCE):
+                        await self._connection.run(lambda session: end(session, asleep))
         await self._fenced_connection.aclose()
         await self._connection.aclose()
 
@@ -310,6 +340,10 @@ async def _lazily(work: Callable[[Reading], Awaitable[T]], operation: str) -> T:
         return await work(Reading(line=line, reasons=False))
     except NotReadError:
         return await work(Reading(line=line, reasons=True))
+
+
+def _locked_row() -> BackendError:
+    return BackendUnavailableError(BACKEND, "renew", CODES[LOCK_WAIT][1])
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from fencing_sdk._mysql.driver import Rows, hexadecimal
-from fencing_sdk.backends.mysql.rows import NOW, SECOND, read_names
+from fencing_sdk._mysql.driver import Rows
+from fencing_sdk.backends.mysql.rows import NOW, SECOND
 from fencing_sdk.backends.mysql.session import MysqlSession
 
 _AT_ONCE = 1000
-"""Locks that one sweep deletes at most."""
+"""Rows of a table that one sweep deletes at most."""
 _MESSAGES = 60
 """Seconds after which a message is of no use: its client looks at the table every few seconds."""
 _SIGNS = 600
@@ -25,26 +27,35 @@ async def sweep(session: MysqlSession, retention: float) -> None:
     Raises:
         Exception: the driver's error.
     """
-    old = f"held_until < {_ago(retention)}"
-    (found,) = await session.ask(f"SELECT name FROM fencing_lock WHERE {old} LIMIT {_AT_ONCE}")  # noqa: S608
-    if found:
-        await session.transact([f"{_locks(found)} AND {old} FOR UPDATE SKIP LOCKED"], _delete_locks)
-    await session.ask(
-        f"DELETE FROM fencing_revoked WHERE until < {NOW}",  # noqa: S608
-        f"DELETE FROM fencing_bell WHERE sent < {_ago(_MESSAGES)}",  # noqa: S608
-        f"DELETE FROM fencing_sign WHERE seen < {_ago(_SIGNS)}",  # noqa: S608
-        "DELETE FROM fencing_waiter WHERE waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
-        f" AND since < {_ago(_SIGNS)}",
-    )
+    dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
+    for table, key, old in (
+        ("fencing_lock", "name", f"held_until < {_ago(retention)}"),
+        ("fencing_revoked", "name, owner", f"until < {NOW}"),
+        ("fencing_bell", "id", f"sent < {_ago(_MESSAGES)}"),
+        ("fencing_sign", "waiter_group", f"seen < {_ago(_SIGNS)}"),
+        ("fencing_waiter", "number", dead),
+    ):
+        (found,) = await session.ask(f"SELECT {key} FROM {table} WHERE {old} LIMIT {_AT_ONCE}")  # noqa: S608
+        if found:
+            among = f"({key}) IN ({', '.join(map(_row, found))}) AND {old}"
+            free = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
+            await session.transact([free], partial(_delete, table, key))
 
 
-async def _delete_locks(answers: Sequence[Rows]) -> tuple[list[str], None]:
+async def _delete(table: str, key: str, answers: Sequence[Rows]) -> tuple[list[str], None]:
+    """Delete row by row: for one statement the server may read the whole table, and wait for the rows of others."""
     (free,) = answers
-    return [f"DELETE {_locks(free).removeprefix('SELECT name ')}"] if free else [], None
+    columns = key.split(", ")
+    rows = [[f"{column} = {_literal(value)}" for column, value in zip(columns, row, strict=True)] for row in free]
+    return [f"DELETE FROM {table} WHERE {' AND '.join(row)}" for row in rows], None  # noqa: S608
 
 
-def _locks(names: Rows) -> str:
-    return f"SELECT name FROM fencing_lock WHERE name IN ({', '.join(map(hexadecimal, read_names(names)))})"  # noqa: S608
+def _row(values: Sequence[Any]) -> str:
+    return f"({', '.join(map(_literal, values))})"
+
+
+def _literal(value: int | bytes) -> str:
+    return f"{value:d}" if isinstance(value, int) else f"x'{value.hex()}'"
 
 
 def _ago(seconds: float) -> str:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import re
 import sys
+from contextlib import aclosing, nullcontext
 from typing import Any
 from urllib.parse import quote
 
@@ -19,8 +20,10 @@ from serving import serving
 from stays import LEAVING, PATIENCE, SHORT, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LockHeldError, connect
-from fencing_sdk.backends.mysql import MysqlBackend, errors, session
+from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.backends.mysql import MysqlBackend, errors, from_url, session
 from fencing_sdk.errors import BackendError, ConfigurationError, UsageError
+from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
 
@@ -342,3 +345,63 @@ async def test_tables_that_are_dropped_while_a_client_is_open_are_created_again(
         async with staying(locks.lock("a")) as stay:
             assert stay.token > before
             await stay.end()
+
+
+# Names, labels and reasons.
+
+
+NAMES = [
+    "a",
+    "A",
+    "ä",
+    "a ",
+    "a  ",
+    "é",
+    "e\u0301",
+    "ss",
+    "ß",
+    "x" * 511,
+    "x" * 511 + " ",
+    "\U0001d49c" * 128,
+    "x'; --",
+    "%s",
+]
+
+
+async def test_names_that_a_collation_takes_for_one_are_different_locks(mysql_server):
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        grants = [await backend.acquire(Claim(name, 60.0)) for name in NAMES]
+        assert [type(grant) for grant in grants] == [Grant] * len(NAMES)
+        listing = await backend.list_holders("", None, 100)
+        assert [holder.name for holder in listing.holders] == sorted(NAMES, key=str.encode)
+        assert [holder.name for holder in (await backend.list_holders("a", None, 100)).holders] == ["a", "a ", "a  "]
+
+
+TEXTS = ["", 'it\'s \\ "quoted" `so` %s %', "\0 \x1a \n", "äß€\U0001f512", "*/ x'00'", " "]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "lone \ud800 surrogate"])
+async def test_labels_and_reasons_come_back_as_they_were_or_are_refused(text, mysql_server):
+    readable = "\ud800" not in text
+    unless_readable = nullcontext() if readable else pytest.raises(BackendRefusedError, match="not valid Unicode")
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        held = Claim("a", 60.0, label=text)
+        grant = await backend.acquire(held)
+        assert (await backend.inspect("a")).label == text
+        with unless_readable:
+            async with in_line(backend, Claim("a", 60.0, label=text)):
+                assert [waiting.label for waiting in await backend.list_waiters("a")] == [text]
+        with unless_readable:
+            await backend.revoke("a", grant.token, text)
+            assert [renewal.reason for renewal in await backend.renew([held])] == [text]
+        assert isinstance(await backend.acquire(Claim("b", 60.0)), Grant)
+
+
+async def test_a_text_that_is_too_long_for_a_packet_is_refused_and_nothing_else(start_mysql):
+    server = await asyncio.to_thread(start_mysql, max_allowed_packet=1_048_576)
+    async with aclosing(from_url(server.url)) as backend:
+        with pytest.raises(BackendError):  # MariaDB may cut the connection before its answer is read
+            await backend.acquire(Claim("a", 60.0, label="x" * 1_000_000))
+        assert await backend.inspect("a") is None
+        assert isinstance(await backend.acquire(Claim("a", 60.0, label="x" * 100_000)), Grant)
+        assert (await backend.inspect("a")).label == "x" * 100_000

@@ -1,0 +1,220 @@
+"""The bell of MySQL and MariaDB: who waits is woken at once where that is possible, and is served all the same else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import pytest
+from event_log import CLOCK
+from inside import LONGEST_PAUSE
+from mysql_between import MysqlBetween
+from mysql_server import MysqlServer
+from mysql_stage import asleep, kill, nothing_left, running, sessions, sleepers, user, waiting
+from patience import until
+from stays import Stay, eventually, opened, staying
+
+from fencing_sdk.abc import Claim
+from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
+from fencing_sdk.testing.promises.under_test import in_line
+
+pytest_plugins = ["mysql_fixtures"]
+
+
+@pytest.fixture
+def no_polling(monkeypatch):
+    """No waiter tries again for a minute unless it is woken, and none is removed from the line because of that."""
+    monkeypatch.setattr(rules, "LINE_POLL", 240.0)
+    monkeypatch.setattr(rules, "LINE_TTL", 900.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
+
+
+@pytest.fixture
+def long_sleep(monkeypatch):
+    """Nothing but a ring ends a sleep."""
+    monkeypatch.setattr(bell, "_SLEEP", 600)
+
+
+async def kills(server: MysqlServer) -> int:
+    """How often a connection, or its statement, was ended so far."""
+    ((_, number),) = await server.fetch("SHOW GLOBAL STATUS LIKE 'Com_kill'")
+    return int(number)
+
+
+async def served_after_release(server: MysqlServer, url: str, rival_url: str, **options: Any) -> None:
+    """A waiter of one client gets the lock that another one releases."""
+    async with opened(url, **options) as (locks, _), opened(rival_url, **options) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            waiter = Stay(locks.lock("a", ttl=60), work=0)
+            await waiting(server, 1)
+            await asyncio.sleep(0)
+            await stay.end()
+        await waiter.over()
+        assert waiter.error is None
+    await nothing_left(server)
+
+
+# Where others can ring.
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["", "after its connection was ended"])
+async def test_a_release_wakes_the_first_in_line_without_polling(ended, mysql_server, no_polling, long_sleep):
+    async with opened(mysql_server.url) as (locks, _), opened(mysql_server.url, bell=False) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            waiter = Stay(locks.lock("a", ttl=60), work=0)
+            await waiting(mysql_server, 1)
+            sleeping = await asleep(mysql_server)
+            await locks.inspect("other")  # now the try that was made while the bell was opened is answered
+            if ended:
+                await kill(mysql_server, *sleeping)
+
+                async def sleeps_again() -> bool:
+                    return bool({*await sleepers(mysql_server)} - {*sleeping})
+
+                await eventually(sleeps_again, what="its bell is opened again")
+            await stay.end()
+        await waiter.over()
+        assert waiter.error is None
+    await nothing_left(mysql_server)
+
+
+@pytest.fixture
+async def heard(mysql_server: MysqlServer) -> AsyncIterator[Any]:
+    """A backend whose bell sleeps, and the messages that it heard."""
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        await backend.open()
+        messages: list[str] = []
+        backend._mysql.open_box(messages.append)
+        await asleep(mysql_server)
+        yield backend, messages
+
+
+def written(backend: MysqlBackend, text: str) -> str:
+    client = backend._mysql._bell.client
+    return f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{client}', '{text}', 1)"
+
+
+async def test_a_message_that_comes_between_two_sleeps_is_heard(mysql_server, heard, long_sleep, monkeypatch):
+    backend, messages = heard
+    ask, written_late = bell._unless_interrupted, []
+
+    async def write_before_the_sleep(session: Any, statement: str) -> Any:
+        if statement.startswith("SELECT SLEEP") and not written_late:
+            written_late.append(True)
+            await mysql_server.execute(written(backend, "late"))
+        return await ask(session, statement)
+
+    monkeypatch.setattr(bell, "_unless_interrupted", write_before_the_sleep)
+    await kill(mysql_server, *await asleep(mysql_server), what="QUERY")
+    await until(lambda: messages == ["late"])
+
+
+@pytest.mark.parametrize("statement", ["SELECT id, message", "DELETE FROM fencing_bell"])
+async def test_an_interruption_that_comes_late_ends_nothing(statement, mysql_server, heard, long_sleep):
+    backend, messages = heard
+    (number,) = await asleep(mysql_server)
+    await mysql_server.execute(written(backend, "one"))
+    locking = (
+        "LOCK TABLES fencing_bell WRITE" if statement.startswith("SELECT") else "SELECT * FROM fencing_bell FOR UPDATE"
+    )
+    async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
+        cursor = operator.cursor()
+        await cursor.execute("START TRANSACTION")
+        locks = asyncio.create_task(cursor.execute(locking))  # a table is free as soon as the sleep ends
+        if statement.startswith("SELECT"):
+            await running(mysql_server, locking)
+        else:
+            await locks
+        await kill(mysql_server, number, what="QUERY")
+        await locks
+        assert number in await running(mysql_server, statement)
+        await kill(mysql_server, number, what="QUERY")
+        await cursor.execute("UNLOCK TABLES")
+        await cursor.execute("ROLLBACK")
+    await until(lambda: "one" in messages)
+    assert await asleep(mysql_server) == [number]
+    await eventually(lambda: _no_message(mysql_server), what="what was heard is deleted")
+
+
+async def _no_message(server: MysqlServer) -> bool:
+    return await server.fetch("SELECT id FROM fencing_bell") == []
+
+
+async def test_closing_leaves_no_connection_that_sleeps(mysql_server, heard, long_sleep):
+    backend, _ = heard
+    await kill(mysql_server, *await asleep(mysql_server), what="QUERY")
+    await asleep(mysql_server)
+    await backend.aclose()
+    await eventually(lambda: _no_session(mysql_server), what="the server has ended it", within=10.0)
+
+
+async def _no_session(server: MysqlServer) -> bool:
+    return await sessions(server) == []
+
+
+async def test_closing_does_not_wait_for_a_server_that_is_gone(start_mysql):
+    server = await asyncio.to_thread(start_mysql)
+    backend = from_url(server.url)
+    await backend.open()
+    backend._mysql.open_box(lambda _: None)
+    await asleep(server)
+    await kill(server, *[number for number in await sessions(server) if number not in await sleepers(server)])
+    server.pause()
+    before = CLOCK.now()
+    await backend.aclose()
+    assert CLOCK.now() - before < 3.0
+    server.resume()
+
+
+@pytest.mark.parametrize("names", [1, 100])
+async def test_a_hundred_waiters_of_a_client_send_few_statements(names, mysql_server):
+    claims = [Claim(f"lock {number % names}", 600.0) for number in range(100)]
+    async with aclosing(from_url(mysql_server.url)) as backend, aclosing(from_url(mysql_server.url)) as rival:
+        for number in range(names):
+            await rival.acquire(Claim(f"lock {number}", 600.0))
+        async with AsyncExitStack() as line:
+            for claim in claims:
+                await line.enter_async_context(in_line(backend, claim))
+            await asleep(mysql_server)
+            before, begun = await questions(mysql_server), CLOCK.now()
+            await asyncio.sleep(6.0)
+            sent, took = await questions(mysql_server) - before, CLOCK.now() - begun
+    assert sent / took <= 15.0
+
+
+async def questions(server: MysqlServer) -> int:
+    ((_, number),) = await server.fetch("SHOW GLOBAL STATUS LIKE 'Questions'")
+    return int(number)
+
+
+# Where nobody can ring, waiters try once a second.
+
+
+async def test_users_that_may_not_see_each_other_serve_each_other(mysql_server):
+    async with opened(mysql_server.url) as (locks, _), locks.lock("first"):
+        pass
+    before = await kills(mysql_server)
+    await served_after_release(mysql_server, user(mysql_server), user(mysql_server, name="paul"))
+    assert await kills(mysql_server) <= before + 2  # each ends its own bell when it closes
+
+
+async def test_without_a_bell_no_connection_sleeps_and_waiters_are_served(mysql_server):
+    async with opened(mysql_server.url, bell=False) as (locks, _), opened(mysql_server.url, bell=False) as (others, _):
+        async with staying(others.lock("a", ttl=60)) as stay:
+            waiter = Stay(locks.lock("a", ttl=60), work=0)
+            await waiting(mysql_server, 1)
+            assert len(await sessions(mysql_server)) == 2
+            await stay.end()
+        await waiter.over()
+        assert waiter.error is None
+
+
+async def test_no_connection_is_ended_through_a_proxy_that_renumbers_them(mysql_server):
+    async with MysqlBetween(mysql_server, renumber=True) as proxy:
+        before = await kills(mysql_server)
+        await served_after_release(mysql_server, proxy.url, proxy.url)
+        await served_after_release(mysql_server, proxy.url, mysql_server.url)
+        assert await kills(mysql_server) <= before + 1  # the client without a proxy ended its own bell

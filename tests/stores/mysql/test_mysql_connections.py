@@ -1,0 +1,357 @@
+"""Connections to MySQL and MariaDB that break, wait, freeze or are too many: what a client rides out, and how."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncmy.errors
+import pytest
+from child_processes import state
+from event_log import ENDED_BY_TIME
+from local_ports import HOST, free_port
+from mysql_between import MysqlBetween
+from mysql_server import USER, MysqlServer
+from mysql_stage import in_transaction, kill, nothing_left, running, sessions, user, waiting
+from patience import until
+from serving import serving
+from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying, use_in_turn
+from worker_processes import worker_processes
+
+from fencing_sdk import BackendUnavailableError, connect
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.backends._shared.row_backend import WaiterAddress
+from fencing_sdk.backends.mysql import MysqlBackend, from_url, rows
+from fencing_sdk.events import Lost, RenewalFailed, Renewed
+
+pytest_plugins = ["mysql_fixtures"]
+
+SHORT = {"ttl": 6.0, "safety_buffer": 1.0, "heartbeat_interval": 1.0}
+"""For a lease that is lost soon without renewals, and outlives a call that waits for a row before them."""
+ALL = "ALL PRIVILEGES"
+LOCKED = "SELECT name FROM fencing_lock WHERE name = '{}' FOR UPDATE"
+
+
+@pytest.fixture
+async def backend(mysql_server: MysqlServer) -> AsyncIterator[MysqlBackend]:
+    async with aclosing(from_url(mysql_server.url)) as made:
+        await made.open()
+        yield made
+
+
+@pytest.fixture
+async def rival(mysql_server: MysqlServer) -> AsyncIterator[MysqlBackend]:
+    async with aclosing(from_url(mysql_server.url)) as made:
+        await made.open()
+        yield made
+
+
+# Limits.
+
+
+@pytest.fixture
+def kept_connections(monkeypatch):
+    """On a machine that stands still, no connection is closed whose place another client could take."""
+    monkeypatch.setattr("fencing_sdk.backends._shared.request_queue.SILENCE", PATIENCE)
+
+
+async def test_a_connection_limit_that_is_reached_is_waited_for(mysql_server, kept_connections):
+    url = user(mysql_server, rights=ALL, limit=1)
+    async with opened(url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+        with pytest.raises(BackendUnavailableError, match="has no connection left; see max_connections"):
+            async with connect(url):
+                pytest.fail("it opened")
+        async with aclosing(from_url(url)) as patient:
+            claim = Claim("b", 60.0)
+            with pytest.raises(BackendUnavailableError):
+                await patient.acquire(claim)
+            await stay.end()
+            await locks.aclose()
+            assert isinstance(await eventually(lambda: _granted(patient, claim), what="it is granted"), Grant)
+    assert log.of(Lost) == []
+
+
+async def _granted(backend: MysqlBackend, claim: Claim) -> object:
+    with contextlib.suppress(BackendUnavailableError):
+        return await backend.acquire(claim)
+
+
+async def test_a_client_that_lost_its_connection_at_the_limit_comes_back(mysql_server):
+    user(mysql_server, rights=ALL, limit=1)
+    async with (
+        opened(mysql_server.url_as("peter", bell="false")) as (locks, log),
+        staying(locks.lock("a", ttl=20, heartbeat_interval=0.3)) as stay,
+    ):
+        await log.seen(Renewed)
+        async with AsyncExitStack() as place:
+
+            async def taken() -> bool:
+                mysql_server.end_connections()
+                with contextlib.suppress(asyncmy.errors.OperationalError):
+                    await place.enter_async_context(mysql_server.connected(user="peter"))
+                    return True
+                return False
+
+            await eventually(taken, what="its place is taken")
+            await log.seen(RenewalFailed, 2)
+        await log.seen(Renewed, len(log.of(Renewed)) + 1)
+        await stay.end()
+    assert log.of(Lost) == []
+
+
+async def test_waiters_get_their_turn_without_a_connection_to_sleep_on(mysql_server, kept_connections):
+    url = user(mysql_server, rights=ALL, limit=2)
+    async with opened(url) as (locks, log), opened(url) as (others, _):
+        async with staying(locks.lock("a", **LONG)) as stay:
+            waiters = [Stay(others.lock("a", ttl=20, wait=PATIENCE), work=0) for _ in range(3)]
+            await waiting(mysql_server, 3)
+            await log.seen(Renewed, 3)
+            await stay.end()
+            for waiter in waiters:
+                await waiter.over()
+                assert waiter.error is None
+        assert log.of(Lost) == []
+    await nothing_left(mysql_server)
+
+
+# Servers that go away, and hosts.
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+async def test_a_server_that_starts_again_costs_no_lease(how, start_mysql):
+    server = await asyncio.to_thread(start_mysql)
+    async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
+        async with staying(locks.lock("a", ttl=60, heartbeat_interval=0.3)) as stay:
+            waiter = Stay(others.lock("a", wait=PATIENCE), work=0)
+            await waiting(server, 1)
+            await asyncio.to_thread(server.kill if how == "kill" else server.stop)
+            await log.seen(RenewalFailed)
+            await asyncio.to_thread(server.start)
+            renewed = len(log.of(Renewed))
+            await log.seen(Renewed, renewed + 1)
+            assert log.of(Lost) == []
+            await stay.end()
+        await waiter.over()
+        assert waiter.error is None
+        assert waiter.token > stay.token
+        await asyncio.to_thread(server.restart)  # between two calls
+        async with others.lock("a", wait=PATIENCE) as lease:
+            assert lease.token > waiter.token
+    await nothing_left(server)
+
+
+async def test_a_server_that_becomes_read_only_is_left_and_taken_again(start_mysql):
+    server = await asyncio.to_thread(start_mysql)
+    async with aclosing(from_url(server.url)) as backend:
+        held = Claim("a", 60.0)
+        await backend.acquire(held)
+        server.ask("SET GLOBAL read_only = ON")
+        for said in ("the server takes no writes, because read_only is on", "the server is a replica, or read_only"):
+            with pytest.raises(BackendUnavailableError, match=said):
+                await backend.renew([held])
+        server.ask("SET GLOBAL read_only = OFF")
+        assert list(await backend.renew([held])) == [Renewal.RENEWED]
+
+
+async def silent(reader, _writer):
+    await reader.read(-1)
+
+
+@asynccontextmanager
+async def first_host(kind: str, start_mysql: Any, database: str) -> AsyncIterator[int]:
+    """The port of a host that cannot be used."""
+    if kind == "replica":
+        replica = await asyncio.to_thread(start_mysql, read_only=True)
+        replica.ask(f"CREATE DATABASE {database}")
+        yield replica.port
+    elif kind == "silent":
+        async with serving(silent) as port:
+            yield port
+    else:
+        yield free_port()
+
+
+@pytest.mark.parametrize("kind", ["replica", "silent", "away"])
+async def test_the_first_host_that_takes_writes_is_used(kind, start_mysql, mysql_server):
+    async with first_host(kind, start_mysql, mysql_server.database) as port:
+        url = f"mysql://{USER}@{HOST}:{port},{HOST}:{mysql_server.port}/{mysql_server.database}?connect_timeout=1"
+        async with opened(url) as (locks, log), staying(locks.lock("a", wait=PATIENCE, **LONG)) as stay:
+            await log.seen(Renewed)
+            mysql_server.end_connections()
+            await log.seen(Renewed, len(log.of(Renewed)) + 2)
+            await stay.end()
+            assert log.of(Lost) == []
+
+
+async def test_hosts_that_are_all_away_are_all_named():
+    one, other = sorted([free_port(), free_port()])
+    async with aclosing(from_url(f"mysql://app@{HOST}:{other},{HOST}:{one}/app")) as backend:
+        with pytest.raises(BackendUnavailableError) as caught:
+            await backend.open()
+    refused = "(Connection refused)"
+    assert str(caught.value).endswith(f"no connection to {HOST}:{one} {refused}, {HOST}:{other} {refused}")
+
+
+async def test_of_several_hosts_each_is_named_with_what_it_said(start_mysql):
+    server = await asyncio.to_thread(start_mysql, read_only=True)
+    down = free_port()
+    async with aclosing(from_url(f"mysql://{USER}@{HOST}:{down},{HOST}:{server.port}/test")) as backend:
+        with pytest.raises(BackendUnavailableError) as caught:
+            await backend.open()
+    assert f"no connection to {HOST}:{down} (Connection refused); {HOST}:{server.port}: the server is a rep" in str(
+        caught.value
+    )
+
+
+# Connections that end, idle or at work.
+
+
+async def test_a_short_idle_timeout_of_the_server_costs_nothing(start_mysql):
+    server = await asyncio.to_thread(start_mysql, wait_timeout=1, interactive_timeout=1)
+    async with aclosing(from_url(server.url)) as backend, aclosing(from_url(server.url)) as writer:
+        await backend.open()
+        await writer.acquire(Claim("a", 60.0))
+
+        async def only_the_writer_is_left() -> bool:
+            return len(await sessions(server)) == 1
+
+        await eventually(only_the_writer_is_left, what="the server ended the idle connection")
+        assert await backend.inspect("a") is not None
+
+
+@pytest.mark.parametrize("what", ["", "QUERY"])
+async def test_a_connection_that_is_ended_while_idle_costs_no_call(what, mysql_server, backend):
+    held = Claim("a", 60.0)
+    for call in (
+        lambda: backend.acquire(held),
+        lambda: backend.renew([held]),
+        lambda: backend.inspect("a"),
+        lambda: backend.list_holders("", None, 10),
+        lambda: backend.acquire(Claim("a", 60.0)),
+        lambda: backend.release(held),
+    ):
+        await kill(mysql_server, *await sessions(mysql_server), what=what)
+        await call()
+
+
+@pytest.mark.parametrize("what", ["", "QUERY"])
+async def test_a_connection_that_is_ended_during_a_call_costs_no_call(what, mysql_server, backend, rival):
+    held, text = Claim("b", 60.0), "INSERT INTO fencing_lock"
+    await rival.acquire(held)
+    await rival.release(held)
+    async with in_transaction(mysql_server, LOCKED.format("b")):
+        acquiring = asyncio.create_task(backend.acquire(held))
+        await kill(mysql_server, *await running(mysql_server, text), what=what)
+        await running(mysql_server, text)
+    assert isinstance(await acquiring, Grant)
+
+
+# Rows and tables that someone locks.
+
+
+async def test_a_process_that_freezes_within_a_transaction_frees_the_row_soon(mysql_server, rival):
+    claim = Claim("a", 60.0)
+    async with worker_processes() as start:
+        worker = await start(Path(__file__).with_name("mysql_frozen.py"), mysql_server.url, "a")
+        await worker.says("ready")
+        await worker.go_on()
+        await until(lambda: state(worker.process.pid) == "T", what="it stands still")
+        assert isinstance(await answered(lambda: rival.acquire(claim), within=10.0), Grant)
+        worker.cont()
+        assert await worker.says("answered") == ["BackendUnavailableError"]  # it cannot know, and would ask again
+        await worker.ended()
+    await rival.release(claim)
+
+
+async def test_a_row_that_an_operator_locks_holds_up_no_other_lease(mysql_server):
+    async with opened(mysql_server.url) as (locks, log):
+        async with staying(locks.lock("a", **SHORT)) as locked, staying(locks.lock("b", **SHORT)) as free:
+            await log.seen(Renewed, 2)
+            async with in_transaction(mysql_server, LOCKED.format("a")):
+                await locked.over()
+                assert locked.lost in ENDED_BY_TIME
+                renewed = len(log.of(Renewed))
+                await log.seen(Renewed, renewed + 3)
+                assert any(
+                    "keeps the row of the lock, or of its fence, locked" in e.error for e in log.of(RenewalFailed)
+                )
+            assert free.lost is None
+            await free.end()
+
+
+async def test_a_row_that_an_operator_locks_is_waited_for_and_holds_up_no_lease(mysql_server, backend):
+    await backend.acquire(Claim("a", 60.0))
+    async with opened(mysql_server.url) as (locks, log), staying(locks.lock("b", **SHORT)) as free:
+        await log.seen(Renewed)
+        async with in_transaction(mysql_server, LOCKED.format("a")):
+            waiter = Stay(locks.lock("a", wait=PATIENCE), work=0)
+            await running(mysql_server, "INSERT INTO fencing_lock")
+            await log.seen(Renewed, len(log.of(Renewed)) + 6)
+        assert free.lost is None
+        await free.end()
+        await waiter.abandon()
+
+
+@pytest.mark.parametrize("statement", [LOCKED.format("a"), "LOCK TABLES fencing_lock WRITE"], ids=["row", "table"])
+async def test_what_an_operator_locks_is_a_clear_error_and_then_goes_on(statement, mysql_server, backend):
+    held = Claim("a", 60.0)
+    await backend.acquire(held)
+    async with in_transaction(mysql_server, statement):
+        with pytest.raises(BackendUnavailableError, match=r"another transaction keeps the row of the lock.* locked"):
+            await backend.acquire(Claim("a", 60.0))
+    assert list(await backend.renew([held])) == [Renewal.RENEWED]
+    assert isinstance(await backend.acquire(Claim("a", 60.0)), Busy)
+
+
+async def test_a_wait_that_ends_in_the_middle_of_a_transaction_undoes_all_of_it(mysql_server, backend):
+    """The server itself would undo the last statement alone, and a later COMMIT would keep the rest."""
+    raised = [f"UPDATE fencing_lock SET token = 1 WHERE name = '{name}'" for name in "ab"]
+    claims = [Claim(name, 60.0) for name in "ab"]
+    tokens = [grant.token for grant in [await backend.acquire(claim) for claim in claims]]
+
+    async def work(_answers: object) -> tuple[list[str], None]:
+        return raised, None
+
+    async with in_transaction(mysql_server, LOCKED.format("b")):
+        with pytest.raises(Exception, match="1205"):
+            await backend._mysql._connection.run(lambda session: session.transact([rows.lock(["a"])], work))
+    await backend.acquire(claims[0])
+    found = await mysql_server.fetch("SELECT token FROM fencing_lock ORDER BY name")
+    assert [token for (token,) in found] == tokens
+
+
+# Services between.
+
+
+@pytest.mark.parametrize("between", [{"one_by_one": True}, {"renumber": True}, {"one_by_one": True, "renumber": True}])
+async def test_everything_works_through_a_service_that_takes_less(between, mysql_server):
+    async with MysqlBetween(mysql_server, **between) as proxy:
+        async with opened(proxy.url) as (locks, log), opened(proxy.url) as (others, _):
+            async with staying(locks.lock("a", **LONG)) as stay:
+                waiter = Stay(others.lock("a", ttl=10, wait=PATIENCE))
+                leaving = Stay(others.lock("a", ttl=10, wait=PATIENCE))
+                await waiting(mysql_server, 2)
+                await log.seen(Renewed, 2)
+                await leaving.abandon()
+                assert (await answered(lambda: others.inspect("a"))).token == stay.token
+                assert [holder.name async for holder in others.all_holders()] == ["a"]
+                await stay.end()
+            await waiter.begun()
+            assert await locks.revoke("a", token=waiter.token, reason="because")
+            await waiter.over()
+            assert waiter.lost is not None
+            await use_in_turn([locks, others], tasks=2, times=2)
+        assert log.of(Lost) == []
+    await nothing_left(mysql_server)
+
+
+async def test_an_argument_of_the_driver_cannot_take_the_commit_away(mysql_server):
+    async with aclosing(MysqlBackend(mysql_server.url, driver={"autocommit": False})) as backend:
+        await backend.open()
+        claim = Claim("a", 60.0)
+        await backend._mysql.attend("group", [(claim, WaiterAddress("", "group"))])
+        assert await mysql_server.fetch("SELECT waiter_group FROM fencing_sign") == [(b"group",)]

@@ -1,0 +1,115 @@
+"""What is deleted from the tables of MySQL and MariaDB, and when: tokens go on growing, and nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from mysql_server import MysqlServer
+from mysql_stage import in_transaction
+from stays import eventually
+
+from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.backends.mysql import MysqlBackend, from_url
+from fencing_sdk.backends.mysql.sweep import sweep
+
+pytest_plugins = ["mysql_fixtures"]
+
+DAY = 86_400
+NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+OLD = f"{NOW} - {DAY} * 1000000"
+
+
+@pytest.fixture
+async def backend(mysql_server: MysqlServer) -> AsyncIterator[MysqlBackend]:
+    async with aclosing(from_url(mysql_server.url)) as made:
+        await made.open()
+        yield made
+
+
+async def swept(backend: MysqlBackend, retention: float) -> None:
+    await backend._mysql._connection.run(lambda session: sweep(session, retention))
+
+
+async def names(server: MysqlServer) -> list[str]:
+    return [name.decode() for (name,) in await server.fetch("SELECT name FROM fencing_lock ORDER BY name")]
+
+
+async def used(backend: MysqlBackend, name: str) -> int:
+    claim = Claim(name, 60.0)
+    grant = await backend.acquire(claim)
+    assert isinstance(grant, Grant)
+    await backend.release(claim)
+    return grant.token
+
+
+async def grown_old(server: MysqlServer) -> None:
+    await server.execute(f"UPDATE fencing_lock SET held_until = {OLD} WHERE name LIKE 'old%'")
+
+
+async def test_old_rows_of_free_locks_go_and_their_tokens_grow_on(mysql_server, backend):
+    before = await used(backend, "old")
+    await used(backend, "young")
+    await backend.acquire(Claim("held", 60.0))
+    await grown_old(mysql_server)
+    await swept(backend, 3600.0)
+    assert await names(mysql_server) == ["held", "young"]
+    assert await used(backend, "old") > before
+    await swept(backend, 0.0)
+    assert await names(mysql_server) == ["held"]
+
+
+async def test_what_killed_clients_left_goes_and_what_lives_stays(mysql_server, backend):
+    for age, name in ((NOW, "new"), (OLD, "old")):
+        await mysql_server.execute(
+            f"INSERT INTO fencing_revoked VALUES ('{name}', 'x', {age} + 60 * 1000000, '');"
+            f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{name}', 'x', {age});"
+            f"INSERT INTO fencing_sign VALUES ('{name}', {age});"
+            "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, since)"
+            f" VALUES ('a', '{name}', '{name}', '', '', 'lock', {OLD})"
+        )
+    await swept(backend, 3600.0)
+    for column in ("name FROM fencing_revoked", "client FROM fencing_bell", "owner FROM fencing_waiter"):
+        assert await mysql_server.fetch(f"SELECT {column}") == [(b"new",)], column
+    assert await mysql_server.fetch("SELECT waiter_group FROM fencing_sign") == [(b"new",)]
+
+
+@pytest.mark.parametrize(("tokens", "left"), [("hybrid", ["other"]), ("counter", ["old", "other"])])
+async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left, mysql_server):
+    async with aclosing(from_url(mysql_server.url, tokens=tokens, retention=3600.0)) as backend:
+        first = await used(backend, "old")
+        await grown_old(mysql_server)
+        backend._mysql._sweep_due = 0.0
+        await used(backend, "other")
+
+        async def done() -> bool:
+            return await names(mysql_server) == left
+
+        await eventually(done, what=f"{left} are left")
+        if tokens == "counter":
+            assert (first, await used(backend, "old"), await used(backend, "new")) == (1, 2, 1)
+
+
+LOCKED = ["fencing_lock", "fencing_revoked", "fencing_bell", "fencing_sign", "fencing_waiter"]
+
+
+@pytest.mark.parametrize("table", LOCKED)
+async def test_a_row_that_is_locked_does_not_hold_the_sweep_up(table, mysql_server, backend):
+    """It runs on the connection of the renewals."""
+    for number in range(3):
+        await used(backend, f"old {number}")
+        await mysql_server.execute(
+            f"INSERT INTO fencing_revoked VALUES ('{number}', 'x', {OLD}, '');"
+            f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{number}', 'x', {OLD});"
+            f"INSERT INTO fencing_sign VALUES ('{number}', {OLD});"
+            "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, since)"
+            f" VALUES ('a', '{number}', '{number}', '', '', 'lock', {OLD})"
+        )
+    await grown_old(mysql_server)
+    async with in_transaction(mysql_server, f"SELECT * FROM {table} ORDER BY 1 LIMIT 1 FOR UPDATE"):
+        await swept(backend, 3600.0)
+        left = [each for each in LOCKED if await mysql_server.fetch(f"SELECT 1 FROM {each}")]
+        assert left == ([table, "fencing_waiter"] if table == "fencing_sign" else [table])
+    await swept(backend, 3600.0)
+    assert [each for each in LOCKED if await mysql_server.fetch(f"SELECT 1 FROM {each}")] == []
