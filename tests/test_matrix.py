@@ -183,7 +183,6 @@ SCENARIOS = {
         "memory": "there is no network between",
         "sqlite": "there is no network between",
         "redisquorum": "a lost answer is one of several: tests/stores/quorum/test_redis_quorum_nodes.py",
-        "mysql": "the network of a test sees none of its requests",
         "etcd": "the network of a test sees none of its requests: tests/stores/etcd/test_etcd_faults.py",
         "zookeeper": "the network of a test sees none of its requests: tests/stores/zookeeper/test_zookeeper_faults.py",
         "kahuna": "the network of a test sees none of its requests: tests/stores/kahuna/test_kahuna_faults.py",
@@ -214,7 +213,6 @@ SCENARIOS = {
     "RevocationNoticesSuite": {
         "memory": "it lives in one process, and its notices are those of BackendSuite",
         "kahuna": "it cannot take a lock away",
-        "mysql": "the notices of BackendSuite",
         "redis": "its client tracking tells of every change: tests/stores/redis/test_redis_losses.py",
         "redisquorum": "client tracking tells of every change, as on one server",
         "etcd": "its watches tell of every change: tests/stores/etcd/test_etcd_notices.py",

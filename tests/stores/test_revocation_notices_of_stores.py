@@ -1,13 +1,16 @@
 """Every store that tells of revocations on request does it as `RevocationNoticesSuite` says."""
 
-from on_stores import OnPostgresql, OnSqlite
+import asyncio
+import json
+
+from on_stores import OnMysql, OnPostgresql, OnSqlite
 from revocation_notices_suite import RevocationNoticesSuite
 
 from fencing_sdk.backends._shared.losses import name_digest
 from fencing_sdk.backends.postgresql.operating import revocation_channel
 from fencing_sdk.backends.sqlite.waiter_signs import send_datagram
 
-pytest_plugins = ["postgresql_fixtures"]
+pytest_plugins = ["mysql_fixtures", "postgresql_fixtures"]
 
 
 class TestPostgresql(OnPostgresql, RevocationNoticesSuite):
@@ -32,6 +35,30 @@ class TestPostgresql(OnPostgresql, RevocationNoticesSuite):
             "INSERT INTO fencing.fencing_revoked (name, owner, until, reason) "
             f"SELECT name, owner, expires_at, 'earlier' FROM fencing.fencing_lock WHERE name = '{name}'"
         )
+
+
+class TestMysql(OnMysql, RevocationNoticesSuite):
+    async def listeners(self, bench):
+        """The connections that sleep until someone rings; between two sleeps one shows nothing for a moment."""
+        sleeping = (
+            "SELECT count(*) FROM information_schema.processlist"
+            " WHERE db = DATABASE() AND info LIKE 'SELECT SLEEP(%%' AND command <> 'Killed'"
+        )
+        for _ in range(3):
+            if found := await bench.server.value(sleeping):
+                return found
+            await asyncio.sleep(0.05)
+        return 0
+
+    async def forge(self, bench, locks, name):
+        for payload in ("", "x" * 64, name_digest(name)):
+            await locks._backend._store.announce(payload)
+
+    async def leave_earlier_reason(self, bench, name):
+        (grants,) = await bench.server.fetch("SELECT grants FROM fencing_lock WHERE name = %s", name)
+        for grant in json.loads(grants[0]):
+            row = (name, grant["owner"], grant["expires"], "earlier")
+            await bench.server.fetch("INSERT INTO fencing_revoked VALUES (%s, %s, %s, %s)", *row)
 
 
 class TestSqlite(OnSqlite, RevocationNoticesSuite):

@@ -5,6 +5,7 @@ The bell of a client: a connection that sleeps in a statement until another clie
    all the registration there is: nothing is stale after a crash or a failover.
 2. Who has a message writes it into the table ``fencing_bell``, in the transaction that frees the lock. After the
    commit it looks for the sleeping statement, and interrupts it.
+   A message for all has no client. It stays there for a minute at least, and each client notes which ones it has read.
 3. The client reads its messages, deletes them, and sleeps again. A message that was written between two sleeps ends
    the next one at once. An interruption that comes late may hit another statement of the same connection; it is no
    more than a ring there.
@@ -36,6 +37,8 @@ _PATIENCE = 5.0
 """Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
 """By KILL QUERY; by a limit of the server for statements, in MariaDB and in MySQL."""
+_KNOWN = 16
+"""Messages to all that may be committed in another order than that of their numbers."""
 _LAST_PAUSE = 15.0
 """Seconds between two attempts to connect while the server does not answer; the first ones are faster."""
 _CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
@@ -56,7 +59,7 @@ class Bell:
         self._listeners: dict[OnMessage, None] = {}
         self._session: MysqlSession | None = None
         self._opened = asyncio.Event()
-        """Set once a connection was opened, whether others can ring there or not."""
+        """Set while a connection is open on which no message to all is missed; and for a moment where none arrives."""
         self._direct = True
         self._task = BackgroundTask()
 
@@ -94,37 +97,48 @@ class Bell:
         return None if session is None else session.number
 
     async def _listen(self) -> None:
-        pause = 0.5
+        pause, again = 0.5, False
         while self._listeners:
             try:
                 self._session = await self._dial()
-                again, self._direct = self._opened.is_set(), self._session.direct
-                self._opened.set()
+                self._direct = self._session.direct
                 if not self._direct:
+                    self._opened.set()
                     return
                 pause = 0.5
                 await self._pass_on(self._session, again=again)
             except Exception:  # noqa: BLE001  (until the next attempt, waiters try by themselves)
                 pause = min(pause * JITTER.uniform(1.5, 2.0), _LAST_PAUSE)
             finally:
+                again = again or self._opened.is_set()
+                self._opened.clear()
                 if self._session is not None:
                     self._session.drop()
                     self._session = None
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
     async def _pass_on(self, session: MysqlSession, *, again: bool) -> None:
-        if again:  # who wrote to all clients found none that sleeps here
+        (earlier,) = await session.ask("SELECT id FROM fencing_bell WHERE client = ''")
+        known = [number for (number,) in earlier]
+        self._opened.set()
+        if again:  # messages to all came in the meantime
             self._notify("")
-        mine = f"FROM fencing_bell WHERE client = {hexadecimal(self.client)}"
-        sleep = f"SELECT SLEEP(IF(EXISTS(SELECT 1 {mine}), 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
         while self._listeners:
-            messages = await _unless_interrupted(session, f"SELECT id, message {mine} ORDER BY id")
-            for _, text in messages:
+            messages = await _unless_interrupted(session, f"SELECT id, client, message {self._news(known)} ORDER BY id")
+            for _, _, text in messages:
                 self._notify(text.decode())
-            if messages:
-                numbers = ", ".join(f"{number:d}" for number, _ in messages)
+            known += [number for number, client, _ in messages if not client]
+            if numbers := ", ".join(f"{number:d}" for number, client, _ in messages if client):
                 await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
+            news = f"EXISTS(SELECT 1 {self._news(known)})"
+            sleep = f"SELECT SLEEP(IF({news}, 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
             await _unless_interrupted(session, sleep)
+
+    def _news(self, known: list[int]) -> str:
+        """Where the messages are that this client has not read. Of those to all, *known* are the ones that it has."""
+        known[:] = sorted(known)[-_KNOWN:]
+        others = f" AND id > {known[0]:d} AND id NOT IN ({', '.join(map(str, known))})" if known else ""
+        return f"FROM fencing_bell WHERE client = {hexadecimal(self.client)} OR client = ''{others}"
 
     def _notify(self, text: str) -> None:
         for listener in tuple(self._listeners):
@@ -156,12 +170,9 @@ async def ring(session: MysqlSession, clients: Collection[str]) -> None:
 
 
 async def ring_all(session: MysqlSession, text: str) -> None:
-    """Write a message for every client that sleeps, and interrupt its sleep."""
-    sleepers = await _sleepers(session)
-    if not sleepers:
-        return
-    await session.ask(message({client for _, client in sleepers}, text))
-    for number, _ in sleepers:
+    """Write a message for all clients, and interrupt the sleep of each: one that is about to sleep finds it, too."""
+    await session.ask(message([""], text))
+    for number, _ in await _sleepers(session):
         await _interrupt(session, number)
 
 
