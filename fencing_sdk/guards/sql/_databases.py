@@ -279,8 +279,7 @@ class EngineDatabase:
         """Run *work* on a connection of the engine's pool."""
         if self.dialect == SQLITE:
             return await self._run(perform_sync, work)
-        # On MySQL and MariaDB the statements of the work read what is committed now at every level.
-        return await _run_to_end(self._run(_at_read_committed if self.dialect == POSTGRESQL else perform_sync, work))
+        return await _run_to_end(self._run(_at_read_committed, work))
 
     async def run_apart(self, statement: str) -> None:
         """See `RunsApart`. The statement is the first of its transaction."""
@@ -298,7 +297,7 @@ class EngineDatabase:
 
 
 def _at_read_committed(connection: object, work: Work[T]) -> T:
-    """At other levels, to which the engine may be set, PostgreSQL refuses a fence that was raised meanwhile."""
+    """At other levels, to which the engine may be set, a server may refuse a fence that was raised meanwhile."""
     cast("_SyncConnection", connection).exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     return perform_sync(connection, work)
 
