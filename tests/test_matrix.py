@@ -191,7 +191,6 @@ SCENARIOS = {
         "memory": "it lives in one process",
         "sqlite": "it has no replicas",
         "redisquorum": "it loses no grant that a majority has: tests/stores/quorum/test_redis_quorum_nodes.py",
-        "mysql": "its replicas are not started by the tests yet",
         "etcd": "it loses no grant: tests/stores/etcd/test_etcd_cluster.py",
         "zookeeper": "it loses no grant: tests/stores/zookeeper/test_zookeeper_failover.py",
         "kahuna": "it loses no grant: tests/stores/kahuna/test_kahuna_cluster.py",

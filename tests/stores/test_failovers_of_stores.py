@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import mysql_replicas
 import postgresql_replicas
 import pytest
 import redis_replicas
 from stays import PATIENCE, opened
 
-from fencing_sdk import StaleTokenError
+from fencing_sdk import BackendUnavailableError, StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard
 
-pytest_plugins = ["postgresql_fixtures", "redis_fixtures"]
+pytest_plugins = ["mysql_fixtures", "postgresql_fixtures", "redis_fixtures"]
 
 
 class FailoverSuite:
@@ -59,3 +60,22 @@ class TestPostgresql(FailoverSuite):
     @pytest.fixture
     def group(self, postgresql_group: postgresql_replicas.Replicated) -> postgresql_replicas.Replicated:
         return postgresql_group
+
+
+class TestMysql(FailoverSuite):
+    @pytest.fixture
+    async def group(self, mysql_flavour: str) -> AsyncIterator[mysql_replicas.Replicated]:
+        async with mysql_replicas.Replicated(mysql_flavour) as group:
+            yield group
+
+    async def test_a_client_goes_on_with_the_promoted_replica_when_the_primary_is_killed(self, group: Any):
+        async with opened(group.url) as (locks, _):
+            async with locks.lock("a", wait=PATIENCE) as lease:
+                first = lease.token
+            await group.synced()
+            group.primary.kill()
+            with pytest.raises(BackendUnavailableError, match="the server is a replica"):
+                await locks.inspect("a")
+            await group.promote()
+            async with locks.lock("a", wait=PATIENCE) as lease:
+                assert lease.token > first
