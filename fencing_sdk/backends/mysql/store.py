@@ -245,8 +245,11 @@ class MysqlStore:
         async def body(session: MysqlSession) -> Sequence[Claim]:
             names = _in_order(claim.name for claim, _ in waiters)
             texts = [rows.sign_of_life(group), rows.standing(group)]
+            if not names:  # all of them have their grants, and none has left the line yet
+                await session.ask(*texts)
+                return []
             reading = Reading(line=True, reasons=False)
-            _, found, *answers = await session.ask(*texts, *(reading.texts(names) if names else []))
+            _, found, *answers = await session.ask(*texts, *reading.texts(names))
             in_line = rows.read_standing(found)
             rows_of = self._rows_of(reading, answers)
             heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]

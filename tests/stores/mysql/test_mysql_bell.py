@@ -97,7 +97,7 @@ def written(backend: MysqlBackend, text: str) -> str:
     return f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{client}', '{text}', 1)"
 
 
-async def test_a_message_that_comes_between_two_sleeps_is_heard(mysql_server, heard, long_sleep, monkeypatch):
+async def test_a_message_that_comes_between_two_sleeps_is_heard(mysql_server, long_sleep, heard, monkeypatch):
     backend, messages = heard
     ask, written_late = bell._unless_interrupted, []
 
@@ -113,7 +113,7 @@ async def test_a_message_that_comes_between_two_sleeps_is_heard(mysql_server, he
 
 
 @pytest.mark.parametrize("statement", ["SELECT id, message", "DELETE FROM fencing_bell"])
-async def test_an_interruption_that_comes_late_ends_nothing(statement, mysql_server, heard, long_sleep):
+async def test_an_interruption_that_comes_late_ends_nothing(statement, mysql_server, long_sleep, heard):
     backend, messages = heard
     (number,) = await asleep(mysql_server)
     await mysql_server.execute(written(backend, "one"))
@@ -143,12 +143,14 @@ async def _no_message(server: MysqlServer) -> bool:
     return await server.fetch("SELECT id FROM fencing_bell") == []
 
 
-async def test_closing_leaves_no_connection_that_sleeps(mysql_server, heard, long_sleep):
+async def test_closing_leaves_no_connection_that_sleeps(mysql_server, long_sleep, heard):
     backend, _ = heard
     await kill(mysql_server, *await asleep(mysql_server), what="QUERY")
     await asleep(mysql_server)
     await backend.aclose()
-    await eventually(lambda: _no_session(mysql_server), what="the server has ended it", within=10.0)
+    await eventually(
+        lambda: _no_session(mysql_server), what="the server has ended it", within=4.0
+    )  # by itself it looks every 5
 
 
 async def _no_session(server: MysqlServer) -> bool:
