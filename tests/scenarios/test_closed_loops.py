@@ -20,7 +20,14 @@ pytestmark = [
     # Python ends the coroutines of the closed loop when they are collected, and some of them need a loop for that.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "etcd_fixtures", "zookeeper_fixtures", "kahuna_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 @pytest.fixture(params=["postgresql", "etcd", "zookeeper", "kahuna"])
@@ -92,3 +99,7 @@ def test_so_are_those_of_one_machine(tmp_path, caplog):
 
 def test_so_are_those_on_redis(redis_server, caplog):
     check(redis_server.url, caplog)
+
+
+def test_so_are_those_on_mysql(mysql_server, caplog):
+    check(mysql_server.url, caplog)

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from event_log import CLOCK
 from fault_proxy import FaultProxy
+from mysql_proxy import MysqlProxy
+from mysql_server import MysqlServer
 from postgresql_proxy import PostgresqlProxy
 from redis_server import RedisServer
 from zookeeper_server import fresh_root
@@ -28,7 +30,14 @@ from fencing_sdk.backends import etcd
 from fencing_sdk.backends._shared import waiters
 from fencing_sdk.backends.zookeeper import ends
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 TTL = 30.0
 SLOW = 0.05
@@ -69,6 +78,16 @@ async def _postgresql(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[
 
 
 @asynccontextmanager
+async def _mariadb(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[Road]:
+    from mysql_fixtures import require_mysql
+
+    require_mysql()
+    with MysqlServer() as server:
+        async with MysqlProxy(server) as proxy:
+            yield _by_proxy(server.url, proxy, proxy.url)
+
+
+@asynccontextmanager
 async def _etcd(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[Road]:
     server = request.getfixturevalue("etcd_server")
     async with FaultProxy(server.members[0].port) as proxy:
@@ -104,7 +123,7 @@ async def _sqlite(_: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Road]
         yield Road(url, url, slow)
 
 
-INSTALLED = {"redis": _redis, "postgresql": _postgresql, "etcd": _etcd, "zookeeper": _zookeeper}
+INSTALLED = {"redis": _redis, "postgresql": _postgresql, "mariadb": _mariadb, "etcd": _etcd, "zookeeper": _zookeeper}
 SERVERS = {**INSTALLED, "kahuna": _kahuna}
 STORES = {**SERVERS, "sqlite": _sqlite}
 

@@ -15,6 +15,7 @@ import pytest
 from etcd_server import EtcdCluster
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from mysql_server import MysqlServer
 from patience import until
 from postgresql_server import PostgresqlServer
 from redis_cluster import Cluster
@@ -27,7 +28,7 @@ from fencing_sdk.abc import READER, WRITER, Claim, Grant, Permit, SupportsLossNo
 from fencing_sdk.backends import from_url
 from fencing_sdk.testing.promises.under_test import in_line
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 PARTS = {"NAME": "[^/:]+", "OWNER": "[0-9a-f]{32}", "SESSION": "[0-9a-f]+", "NUMBER": "[0-9]+"}
@@ -141,6 +142,13 @@ async def test_the_names_that_postgresql_keeps(postgresql_server: PostgresqlServ
         rows = postgresql_server.ask("SELECT schemaname, tablename FROM pg_tables WHERE tablename LIKE 'fencing%'")
         check("PostgreSQL", {str(table) for _, table in rows})
         assert all(postgresql_server.ask(f"SELECT count(*) FROM {schema}.{table}")[0][0] for schema, table in rows)
+
+
+async def test_the_names_that_mysql_keeps(mysql_server: MysqlServer):
+    async with in_use(mysql_server.url):
+        tables = {str(table) for (table,) in mysql_server.ask("SHOW TABLES")}
+        check("MySQL, MariaDB", tables)
+        assert all(mysql_server.ask(f"SELECT count(*) FROM {table}")[0][0] for table in tables)
 
 
 async def test_the_names_that_sqlite_keeps(tmp_path: Path):

@@ -15,17 +15,20 @@ from typing import Any, NamedTuple
 
 import pytest
 from kazoo.client import KazooClient
+from mysql_server import MysqlServer
 from redis_server import RedisServer
 from stays import PATIENCE
 
 from fencing_sdk import StaleTokenError, connect
 from fencing_sdk.guards.memory import MemoryGuard
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 LOST = 5
 """Grants after the backup."""
-_SERVERS = [pytest.param(store, marks=pytest.mark.server) for store in ("redis", "postgresql", "etcd", "zookeeper")]
+_SERVERS = [
+    pytest.param(store, marks=pytest.mark.server) for store in ("redis", "postgresql", "mariadb", "etcd", "zookeeper")
+]
 
 
 class Store(NamedTuple):
@@ -76,6 +79,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     elif request.param == "postgresql":
         server = start()
         yield Store(server.url, server.data, server.stop, server.start)
+    elif request.param == "mariadb":
+        from mysql_fixtures import require_mysql
+
+        require_mysql()
+        with MysqlServer() as database:
+            yield Store(database.url, database.data, database.stop, database.start)
     elif request.param == "etcd":
         server = start()
         put = {"key": "b3RoZXI=", "value": "eA=="}
@@ -112,7 +121,7 @@ async def restored(store: Store, tokens: str | None) -> tuple[int, MemoryGuard]:
     return later[-1], guard
 
 
-@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:2]], indirect=True)
+@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:3]], indirect=True)
 async def test_hybrid_tokens_grow_when_a_backup_is_restored(store: Store):
     last, guard = await restored(store, "hybrid")
     token = await store.grant(tokens="hybrid")
@@ -120,7 +129,7 @@ async def test_hybrid_tokens_grow_when_a_backup_is_restored(store: Store):
     guard.write("seats/42", token, str)
 
 
-@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:2]], indirect=True)
+@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:3]], indirect=True)
 async def test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_them(store: Store):
     last, guard = await restored(store, "counter")
     for _ in range(LOST - 1):
@@ -133,7 +142,7 @@ async def test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_t
     guard.write("seats/42", token, str)
 
 
-@pytest.mark.parametrize("store", _SERVERS[2:], indirect=True)
+@pytest.mark.parametrize("store", _SERVERS[3:], indirect=True)
 async def test_numbers_of_the_store_fall_when_a_backup_is_restored_and_writes_raise_them(store: Store):
     last, guard = await restored(store, None)
     token = await store.grant()
