@@ -139,7 +139,7 @@ class MysqlSession:
                 await self.ask("ROLLBACK", *self._idle)
                 return result
             self.committing = True
-            await self.ask(*last, "COMMIT", *self._idle)
+            await self.ask(*last, *self._idle, "COMMIT")  # an error is one from before the commit
         except Exception:
             if not self.closed:  # the server has refused, so nothing is committed
                 self.committing = False
