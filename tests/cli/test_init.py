@@ -18,7 +18,14 @@ from redis_server import RedisServer
 from fencing_sdk import connect
 from fencing_sdk.errors import BackendRefusedError
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 # `fencing init` creates what the store needs, once and before the first lock, or shows it.
@@ -44,6 +51,19 @@ async def test_the_tables_are_created_and_a_second_time_changes_nothing(fencing:
         done = fencing("init", "--url", postgresql_server.url)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "fencing: the store is ready\n")
     assert await usable(postgresql_server.url)
+
+
+async def test_on_mysql_the_tables_are_created_by_either_way(fencing: Fencing, mysql_server):
+    done = await asyncio.to_thread(fencing, "init", "--sql", "--url", mysql_server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert mysql_server.ask("SHOW TABLES") == []
+    await mysql_server.execute(done.stdout)
+    assert await usable(mysql_server.url)
+    mysql_server.ask("DROP TABLE fencing_lock, fencing_bell")
+    for _ in range(2):
+        done = await asyncio.to_thread(fencing, "init", "--url", mysql_server.url)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "fencing: the store is ready\n")
+    assert await usable(mysql_server.url)
 
 
 async def test_the_statements_are_printed_and_are_those_that_are_needed(fencing: Fencing, postgresql_server):

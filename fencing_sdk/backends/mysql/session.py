@@ -282,7 +282,8 @@ class MysqlDialer:
         try:
             async with asyncio.timeout(_CREATE_PATIENCE):
                 for statement in statements_of(SCHEMA):
-                    await session.ask(statement)
+                    if missing.intersection(statement.split()):  # of the others the driver would log a warning
+                        await session.ask(statement)
         except driver.ServerError as error:
             if code_of(error) not in _DENIED:
                 raise
