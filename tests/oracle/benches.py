@@ -179,6 +179,8 @@ class MysqlOracle(EveryBench):
     def __init__(self, server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self._server = server
         self._left = 0
+        self._clients = StillClock()  # a waiter is refused for a while without a question
+        monkeypatch.setattr(BootClock, "now", staticmethod(self._clients.now))
         server.ask(f"CREATE TABLE oracle_clock AS SELECT {mysql_rows.NOW} AS at")
         monkeypatch.setattr(mysql_rows, "NOW", "(SELECT at FROM oracle_clock)")
         self._ask = driver.ask
@@ -188,6 +190,7 @@ class MysqlOracle(EveryBench):
         return from_url(self._server.url)
 
     async def advance(self, seconds: float) -> None:
+        self._clients.time += seconds
         self._server.ask(f"UPDATE oracle_clock SET at = at + {round(seconds * 1_000_000)}")
 
     def signs(self, claim: Claim, what: str) -> bool:

@@ -232,8 +232,8 @@ MYSQL = (
     Planted(
         "a lock without its row",
         "mysql.store:MysqlStore._step",
-        "[rows.lock(names), *_reads(operation, names)]",
-        "_reads(operation, names)",
+        "[rows.lock(names), *",
+        '["DO 0", *',
     ),
     Planted(
         "a lock that is locked again forgets its token",
@@ -243,7 +243,7 @@ MYSQL = (
     ),
     Planted("signs of life are ignored", "mysql.rows:_waiter", "(since if seen is None else seen)", "since"),
     Planted("a silent waiter keeps its place", "mysql.rows:_waiter", "+ rules.LINE_TTL", "+ 100 * rules.LINE_TTL"),
-    Planted("the last in line is woken", "mysql.rows:read", "ORDER BY number", "ORDER BY number DESC"),
+    Planted("the last in line is woken", "mysql.rows:Reading.texts", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
         "who leaves takes all waiters along",
         "mysql.rows:NameRows.changes",
@@ -255,9 +255,11 @@ MYSQL = (
         "a lock is listed until its first share ends", "mysql.rows:NameRows.changes", "max(ends", "min(ends", _PERMITS
     ),
     Planted(
-        "a lost reason", "mysql.store:_reads", 'reasons=operation in {"renew", "release", "transfer"}', "reasons=False"
+        "a lost reason",
+        "mysql.rows:NameRows.changes",
+        "REPLACE INTO fencing_revoked (name, owner, until, reason) VALUES ({values})",
+        "DO 0",
     ),
-    Planted("a call that was cut off is not undone", "mysql.session:MysqlSession._roll_back", '"ROLLBACK"', '"COMMIT"'),
 )
 REDIS = (
     Planted(
