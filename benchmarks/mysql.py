@@ -3,8 +3,8 @@ What locks in MySQL and MariaDB cost, beside bare statements of the same driver.
 
     uv run python -m benchmarks mysql
 
-Starts a server of its own of each kind that this machine has. Unlike the servers of other benchmarks it waits for the
-disk at each commit, because the backend refuses one that does not.
+Starts a server of its own of each kind that this machine has. Unlike the servers of other benchmarks it is on a disk and
+waits for it at each commit, because the backend refuses one that does not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import asyncmy
 
@@ -121,7 +122,7 @@ async def _texts(server: MysqlServer) -> int:
 async def measure(*, quick: bool) -> list[Row]:
     rows: list[Row] = []
     for flavour in flavours():
-        with MysqlServer(flavour) as server:
+        with TemporaryDirectory() as folder, MysqlServer(flavour, folder=Path(folder)) as server:
             print(f"asyncmy {version('asyncmy')}, {flavour} {await server.value('SELECT VERSION()')}")
             parts = await one_cycle(server, times=TIMES // 4 if quick else TIMES)
             parts += await hand_over(server)
