@@ -3,8 +3,8 @@ What locks in MySQL and MariaDB cost, beside bare statements of the same driver.
 
     uv run python -m benchmarks mysql
 
-Starts a server of its own of each kind that this machine has. Unlike the servers of other benchmarks it is on a disk and
-waits for it at each commit, because the backend refuses one that does not.
+Starts a server of its own of each kind that this machine has. Unlike the servers of other benchmarks it is on a disk,
+for which it waits at each commit: the backend refuses one that does not.
 """
 
 from __future__ import annotations
