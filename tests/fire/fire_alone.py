@@ -18,6 +18,9 @@ from fire_ports import kept
 from fire_store import Harm, Store, call
 from kahuna_server import KahunaServer
 from local_ports import HOST
+from mysql_programs import flavours
+from mysql_server import USER as MYSQL_USER
+from mysql_server import MysqlServer
 from patience import wait_until
 from postgresql_programs import USER
 from postgresql_server import PostgresqlServer
@@ -104,6 +107,41 @@ class Postgresql(Alone):
 
     def url(self, ports: Sequence[int] = ()) -> str:
         return str(self.server.url_as(USER, port=(ports or self.ports)[0]))
+
+
+class Mysql(Alone):
+    """MySQL where this machine has it, else MariaDB; on a disk, because a log in memory would survive `kill -9`."""
+
+    name = "mysql"
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        super().__init__(folder, chance)
+        self.server = MysqlServer(flavours()[-1], folder=folder)
+
+    @property
+    def harms(self) -> dict[str, Harm]:
+        return {**super().harms, "connections ended": self._end_connections, "table locked": self._lock_table}
+
+    async def _end_connections(self, _seconds: float) -> bool:
+        """What an operator does with KILL to all clients."""
+        await call(self.server.end_connections)
+        return True
+
+    async def _lock_table(self, seconds: float) -> bool:
+        """An operator has the table of the locks to itself."""
+        async with self.server.connected() as session:
+            cursor = session.cursor()
+            await cursor.execute("LOCK TABLES fencing_lock WRITE")
+            await asyncio.sleep(seconds)
+            await cursor.execute("UNLOCK TABLES")
+        return True
+
+    @property
+    def ports(self) -> list[int]:
+        return [self.server.port]
+
+    def url(self, ports: Sequence[int] = ()) -> str:
+        return str(self.server.url_as(MYSQL_USER, port=(ports or self.ports)[0]))
 
 
 class Kahuna(Alone):

@@ -16,6 +16,7 @@ from fire_alone import Sqlite
 from fire_command import OK, UNKNOWN, VIOLATED, burn, code, heard, say
 from fire_run import Outcome, play
 from fire_stores import STORES
+from mysql_fixtures import require_mysql
 from postgresql_fixtures import require_postgresql
 from redis_fixtures import require
 from zookeeper_server import require_zookeeper
@@ -25,13 +26,14 @@ from fencing_sdk.backends import BUILTIN
 LEAST = 25
 """Acquisitions: a tenth of what the run shows on two quick cores that do nothing else."""
 
-SHARING = ("sqlite", "redis", "postgresql", "etcd", "zookeeper")
+SHARING = ("sqlite", "redis", "postgresql", "mysql", "etcd", "zookeeper")
 
 NEEDS = {
     "redis": lambda: require("redis-server"),
     "redis-quorum": lambda: require("redis-server"),
     "redis-sentinel": lambda: require("redis-sentinel"),
     "postgresql": require_postgresql,
+    "mysql": require_mysql,
     "etcd": require_etcd,
     "zookeeper": require_zookeeper,
 }
