@@ -251,21 +251,32 @@ class MysqlDialer:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, TimeoutError):
-                reason = f"no answer within {self._patience:g} s: it hangs, or it is not MySQL"
-                raise NoConnectionError.at(host.place, reason) from error
-            cause = error.__cause__ if code_of(error) == _NO_HOST else error
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                raise BackendRefusedError(BACKEND, "connect", distrust(cause, "ca")) from error
-            if code_of(error) == _NO_HOST:
-                raise NoConnectionError.at(host.place, reason_of(cause)) from error
-            if isinstance(error, RuntimeError | ImportError) and "cryptography" in str(error):
-                detail = "this login without TLS needs the package cryptography; install it, or write ?tls=true"
-                raise BackendRefusedError(BACKEND, "connect", detail) from error
-            if isinstance(error, driver.ServerError) and _has_ended(code_of(error)):
-                what = "it closed the connection" if code_of(error) in _OF_THE_DRIVER else "its answer cannot be read"
-                raise NoConnectionError.at(host.place, f"{what}; is it MySQL?") from error
-            raise
+            known = self._known(host, error)
+            if known is None:
+                raise
+            raise known from error
+
+    def _known(self, host: MysqlUrl, error: BaseException) -> Exception | None:
+        """Return why the connection to *host* cannot be opened; None for what the server itself has said."""
+        code = code_of(error)
+        cause = error.__cause__ if code == _NO_HOST else error
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._patience:g} s: it hangs, or it is not MySQL"
+        elif isinstance(cause, ssl.SSLCertVerificationError):
+            return BackendRefusedError(BACKEND, "connect", distrust(cause, "ca"))
+        elif code == _NO_HOST:
+            reason = reason_of(cause)
+        elif isinstance(error, RuntimeError | ImportError) and "cryptography" in str(error):
+            detail = "this login without TLS needs the package cryptography; install it, or write ?tls=true"
+            return BackendRefusedError(BACKEND, "connect", detail)
+        elif isinstance(error, TypeError):  # its text may quote the value
+            detail = "asyncmy does not take one of the arguments in driver"
+            return BackendRefusedError(BACKEND, "connect", detail)
+        elif isinstance(error, driver.ServerError) and _has_ended(code):
+            reason = f"{'it closed the connection' if code else 'its answer cannot be read'}; is it MySQL?"
+        else:
+            return None
+        return NoConnectionError.at(host.place, reason)
 
     async def _check_tables(self, session: MysqlSession, *, create: bool) -> None:
         (found,) = await session.ask(_SHOW_TABLES)

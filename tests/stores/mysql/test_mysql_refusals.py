@@ -409,3 +409,10 @@ async def test_a_text_that_is_too_long_for_a_packet_is_refused_and_nothing_else(
         assert await backend.inspect("a") is None
         assert isinstance(await backend.acquire(Claim("a", 60.0, label="x" * 100_000)), Grant)
         assert (await backend.inspect("a")).label == "x" * 100_000
+
+
+async def test_an_argument_that_the_driver_does_not_take_is_refused(mysql_server):
+    async with aclosing(MysqlBackend(mysql_server.url, driver={"nosuch": WRONG})) as backend:
+        with pytest.raises(BackendRefusedError, match="arguments in driver") as refused:
+            await backend.open()
+        assert WRONG not in str(refused.value)
