@@ -57,10 +57,16 @@ _LONGEST_SHOWN = 300
 
 
 def tls_context(
-    *, tls: object, scheme: str, ca: object = None, cert: object = None, key: object = None, context: object = None
+    *,
+    tls: object,
+    scheme: str | None,
+    ca: object = None,
+    cert: object = None,
+    key: object = None,
+    context: object = None,
 ) -> TlsContext | None:
     """
-    Make TLS contexts from the files that the options name; None without TLS.
+    Make TLS contexts from the files that the options name; None without TLS. *scheme*: that of a URL with TLS, if any.
 
     Raises:
         ConfigurationError: an option has a wrong type, a file cannot be read, or two options exclude each other.
@@ -76,9 +82,8 @@ def tls_context(
     for name in given:
         _check_path(name, files[name])
     if not tls and (given or context is not None):
-        msg = (
-            f"{', '.join([*given, *(['ssl_context'] if context else [])])}: for TLS alone; use {scheme}://, or tls=True"
-        )
+        way = "write ?tls=true, or pass tls=True" if scheme is None else f"use {scheme}://, or tls=True"
+        msg = f"{', '.join([*given, *(['ssl_context'] if context else [])])}: for TLS alone; {way}"
         raise ConfigurationError(msg)
     if given and context is not None:
         msg = f"{given[0]} and ssl_context exclude each other; use the context alone, and load the file into it"

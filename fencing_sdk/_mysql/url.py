@@ -102,7 +102,7 @@ def read_mysql_url(
     database = decoded(parts.path.removeprefix("/"), "path")
     if not database or "/" in database:
         refuse_url("must name one database, as in mysql://user@localhost/app")
-    context = tls_context(tls=read_switch("tls", tls), scheme="mysql", ca=ca, cert=cert, key=key, context=ssl_context)
+    context = tls_context(tls=read_switch("tls", tls), scheme=None, ca=ca, cert=cert, key=key, context=ssl_context)
     return MysqlUrl(addresses, parts.user or None, parts.password, database, unix_socket, context)
 
 

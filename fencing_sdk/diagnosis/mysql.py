@@ -55,7 +55,7 @@ class MysqlFacts:
 
         anonymous: Whether the server has a user without a name, as far as this user may know.
 
-        local: Whether the connection leaves this machine.
+        local: Whether the connection stays on this machine.
 
         hybrid: Whether tokens follow the clock.
     """

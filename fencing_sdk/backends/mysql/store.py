@@ -74,7 +74,7 @@ class MysqlStore:
         self._connection = RequestConnection(dialer.dial, _adapt)
         self._fenced_connection = RequestConnection(dialer.dial, _adapt)
         self._bell: Bell | None = None
-        self._retention = retention
+        self._retention = retention if hybrid else None
         self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         self._sweep = BackgroundTask()
 
@@ -291,7 +291,7 @@ class MysqlStore:
             await self._connection.run(lambda session: ring_all(session, message), must_run=True)
 
     def _sweep_if_due(self) -> None:
-        if self.hybrid and _CLOCK.now() >= self._sweep_due:
+        if _CLOCK.now() >= self._sweep_due:
             self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._sweep.start(self._delete_old_rows)
 

@@ -18,18 +18,19 @@ _SIGNS = 600
 """Seconds without a sign of life after which waiters are gone for sure. They lost their places long before."""
 
 
-async def sweep(session: MysqlSession, retention: float) -> None:
+async def sweep(session: MysqlSession, retention: float | None) -> None:
     """
     Delete locks that have been free for *retention* seconds, and what is left of clients that were killed.
 
-    Only for hybrid tokens, which keep growing when the row of a lock is gone.
+    None: no locks. A counter starts again when the row of its lock is gone; hybrid tokens keep growing.
 
     Raises:
         Exception: the driver's error.
     """
     dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
+    locks = [] if retention is None else [("fencing_lock", "name", f"held_until < {_ago(retention)}")]
     for table, key, old in (
-        ("fencing_lock", "name", f"held_until < {_ago(retention)}"),
+        *locks,
         ("fencing_revoked", "name, owner", f"until < {NOW}"),
         ("fencing_bell", "id", f"sent < {_ago(_MESSAGES)}"),
         ("fencing_sign", "waiter_group", f"seen < {_ago(_SIGNS)}"),

@@ -232,5 +232,6 @@ def _text(value: object) -> str:
 
 _AUTOCOMMIT = (
     "this MySQL connection commits every statement by itself, so the check and your write would be two transactions; "
-    "begin one first: await connection.begin(), or with SQLAlchemy session.begin() without AUTOCOMMIT"
+    "turn autocommit off, or begin one first: connection.begin(), which asyncmy and aiomysql await (mysqlclient needs "
+    "autocommit off), or with SQLAlchemy session.begin() without AUTOCOMMIT"
 )

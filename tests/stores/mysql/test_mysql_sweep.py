@@ -79,12 +79,13 @@ async def test_what_killed_clients_left_goes_and_what_lives_stays(mysql_server, 
 async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left, mysql_server):
     async with aclosing(from_url(mysql_server.url, tokens=tokens, retention=3600.0)) as backend:
         first = await used(backend, "old")
+        await mysql_server.execute(f"INSERT INTO fencing_revoked VALUES ('gone', 'x', {OLD}, '')")
         await grown_old(mysql_server)
         backend._mysql._sweep_due = 0.0
         await used(backend, "other")
 
         async def done() -> bool:
-            return await names(mysql_server) == left
+            return await names(mysql_server) == left and not await mysql_server.fetch("SELECT 1 FROM fencing_revoked")
 
         await eventually(done, what=f"{left} are left")
         if tokens == "counter":
