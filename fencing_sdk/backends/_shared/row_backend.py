@@ -415,7 +415,7 @@ class RowLosses(RevocationWatcher):
         """See `RevocationWatcher.on_message`; without a digest all grants are looked at."""
         if digest:
             super().on_message(digest)
-        else:
+        elif self._held:
             self.cut_off()
 
     async def reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
