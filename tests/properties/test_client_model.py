@@ -13,6 +13,7 @@ from client_model import PATIENCE, Bench, SteppedClock, Store, check
 from etcd_server import EtcdCluster
 from hypothesis.errors import FlakyFailure
 from kahuna_server import KahunaServer
+from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum
 from redis_server import RedisServer
@@ -28,7 +29,14 @@ from fencing_sdk.backends.sqlite import store as sqlite_store
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.errors import StaleTokenError
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 
 def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):
@@ -106,6 +114,19 @@ def test_clients_of_postgresql_behave_as_the_model(postgresql_server: Postgresql
             )
 
         return Bench(lambda: from_url(postgresql_server.url), revoke)
+
+    check_on_server(make)
+
+
+def test_clients_of_mysql_behave_as_the_model(mysql_server: MysqlServer):
+    def make(_: SteppedClock):
+        for (table,) in mysql_server.ask("SHOW TABLES LIKE 'fencing%'"):
+            mysql_server.ask(f"DELETE FROM {table}")
+
+        async def revoke(name: str) -> None:
+            mysql_server.ask("UPDATE fencing_lock SET grants = '[]' WHERE name = %s", name)
+
+        return Bench(lambda: from_url(mysql_server.url), revoke)
 
     check_on_server(make)
 

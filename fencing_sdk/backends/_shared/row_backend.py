@@ -37,6 +37,8 @@ __all__ = ["MessageBox", "RowBackend", "RowStore", "Step", "WaiterAddress", "ran
 
 T = TypeVar("T")
 _CLOCK = BootClock()
+_LEAVES = 3
+"""How often a waiter asks to leave the line."""
 _KNOWN = 1.5 * rules.LINE_POLL
 """Seconds for which an answer to all waiters of a client is the answer to each of them."""
 Step = tuple[str, Callable[[Rows], T]]
@@ -255,9 +257,20 @@ class RowBackend(Uncopied):
             yield waiter
         finally:
             waiters.remove(waiter)
-            # Without signs of life, the waiter loses its place anyway.
+            await self._leave(claim, waiters)
+
+    async def _leave(self, claim: Claim, waiters: RowWaiters) -> None:
+        """
+        Leave the line. A request without an answer is repeated, unless this object is closed.
+
+        Without signs of life the waiter loses its place anyway, but another waiter of this object may give them.
+        """
+        for _ in range(_LEAVES):
             with suppress(BackendError):
                 await self._store.run("queue", claim.name, partial(rules.leave, owner=claim.owner), surely=True)
+                return
+            if self._waiters is not waiters:
+                return
 
     def _own_waiters(self) -> RowWaiters:
         if self._waiters is not None and not self._waiters.usable:

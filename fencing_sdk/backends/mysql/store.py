@@ -284,6 +284,10 @@ class MysqlStore:
                 joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
                 await self._step(session, "queue", joins)
             due.update((claim.name, claim.owner) for claim, _ in absent)
+            if left := in_line - {
+                (claim.name, claim.owner) for claim, _ in waiters
+            }:  # their requests to leave were lost
+                await self._step(session, "queue", [(name, partial(rules.leave, owner=owner)) for name, owner in left])
             return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
         with translating("queue"):
