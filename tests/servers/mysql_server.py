@@ -266,6 +266,7 @@ class MysqlServer:
         own: dict[str, Setting] = {
             "datadir": str(self.data),
             "socket": self.socket,
+            "tmpdir": str(self.folder),  # at its start MariaDB empties the one that it shares with other servers
             "pid_file": str(self.folder / "pid"),
             "bind_address": HOST,
             "port": self.port,
