@@ -233,7 +233,7 @@ class PostgresqlBench(Line):
 
 
 class MysqlBench(Line):
-    connections = 2  # one for the requests, and one that sleeps
+    connections = 3  # one for the requests, one that sleeps, and one for renewals of rows that are locked
     calls: Mapping[str, str] = MappingProxyType(  # of the texts that commit
         {
             **dict.fromkeys(("first acquire", "acquire", "renew"), "grants = x'5b7b"),

@@ -11,7 +11,8 @@ come, first served, woken by KILL QUERY. One connection for the requests, and on
     store.py      the server as a store of rows: which transaction carries out which rule
     rows.py       the rows of a name as texts: how they are read, and how a rule's changes are written
     bell.py       the connection that sleeps until another client wakes it
-    session.py    one open connection: how it is opened, and what a transaction is
+    session.py    one open connection, and what a transaction is
+    dial.py       opens a session with the server that takes writes, and creates the tables
     sweep.py      deletes rows that no call asks for again
     schema.sql    the tables
     errors.py     translates errors of the server to those of the contract
@@ -32,7 +33,7 @@ from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import RowBackend
-from fencing_sdk.backends.mysql.session import SCHEMA, MysqlDialer
+from fencing_sdk.backends.mysql.dial import SCHEMA, MysqlDialer
 from fencing_sdk.backends.mysql.store import MysqlStore
 
 __all__ = ["MysqlBackend", "from_url"]

@@ -26,6 +26,7 @@ from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.row_backend import random_text
+from fencing_sdk.backends.mysql.errors import NO_TABLE
 from fencing_sdk.backends.mysql.rows import message
 from fencing_sdk.backends.mysql.session import MysqlSession
 
@@ -37,10 +38,14 @@ _PATIENCE = 5.0
 """Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
 """By KILL QUERY; by a limit of the server for statements, in MariaDB and in MySQL."""
+_OFF = (0, "0", "OFF")
+_SILENCE = 5.0
+"""Seconds beyond its sleep after which a connection without an answer is given up: no packet comes through it."""
 _KNOWN = 16
 """Messages to all that may be committed in another order than that of their numbers."""
 _LAST_PAUSE = 15.0
 """Seconds between two attempts to connect while the server does not answer; the first ones are faster."""
+_PROCESSES = "SELECT id, info FROM {}.processlist WHERE info LIKE 'SELECT SLEEP(%'"
 _CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
 
 
@@ -131,8 +136,10 @@ class Bell:
             if numbers := ", ".join(f"{number:d}" for number, client, _ in messages if client):
                 await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
             news = f"EXISTS(SELECT 1 {self._news(known)})"
-            sleep = f"SELECT SLEEP(IF({news}, 0, {_SLEEP})) /* fencing_sdk bell {self.client} */"
-            await _unless_interrupted(session, sleep)
+            sleep = f"SELECT SLEEP(IF({news}, 0, {_SLEEP})), @@GLOBAL.read_only /* fencing_sdk bell {self.client} */"
+            for _, read_only in await _unless_interrupted(session, sleep):
+                if read_only not in _OFF:
+                    return  # others ring at the server that takes writes
 
     def _news(self, known: list[int]) -> str:
         """Where the messages are that this client has not read. Of those to all, *known* are the ones that it has."""
@@ -176,17 +183,25 @@ async def ring_all(session: MysqlSession, text: str) -> None:
         await _interrupt(session, number)
 
 
-async def end(session: MysqlSession, number: int) -> None:
-    """End a connection whose socket is closed: the server would notice it after the sleep only."""
-    with suppress(ServerError):  # it has ended
-        await session.ask(f"KILL {number:d}")
+async def end(session: MysqlSession, number: int, client: str) -> None:
+    """End the connection of a *client* whose socket is closed: the server would notice it after the sleep only."""
+    if (number, client) in await _sleepers(session):  # on another server the number is another client's
+        with suppress(ServerError):  # it has ended
+            await session.ask(f"KILL {number:d}")
 
 
 async def _sleepers(session: MysqlSession) -> list[tuple[int, str]]:
     if not session.direct:
         return []
-    schema = "information_schema" if session.is_mariadb else "performance_schema"  # MySQL warns of its older table
-    (found,) = await session.ask(f"SELECT id, info FROM {schema}.processlist WHERE info LIKE 'SELECT SLEEP(%'")  # noqa: S608
+    if session.is_mariadb:
+        (found,) = await session.ask(_PROCESSES.format("information_schema"))
+    else:
+        try:
+            (found,) = await session.ask(_PROCESSES.format("performance_schema"))
+        except ServerError as error:
+            if code_of(error) != NO_TABLE:
+                raise
+            (found,) = await session.ask(_PROCESSES.format("information_schema"))  # before 8.0.22, which does not warn
     texts = [(number, info.decode() if isinstance(info, bytes) else info) for number, info in found]
     return [(number, match[1]) for number, text in texts if (match := _CLIENT.search(text))]
 
@@ -201,7 +216,8 @@ async def _interrupt(session: MysqlSession, number: int) -> None:
 
 async def _unless_interrupted(session: MysqlSession, statement: str) -> Rows:
     try:
-        return (await session.ask(statement))[0]
+        async with asyncio.timeout(_SLEEP + _SILENCE):
+            return (await session.ask(statement))[0]
     except ServerError as error:
         if code_of(error) not in _INTERRUPTED:
             raise

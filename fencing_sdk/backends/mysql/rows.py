@@ -89,11 +89,6 @@ class _Unread(dict[tuple[str, str], tuple[float, str]]):
         raise NotReadError
 
 
-def existing(names: Iterable[str]) -> str:
-    """Read which of *names* have a row, without a lock, for `read_names`."""
-    return f"SELECT name FROM fencing_lock WHERE name IN ({', '.join(map(hexadecimal, names))})"  # noqa: S608
-
-
 class NameRows:
     """The rows of one name as they were read, and the changes of the rule that runs on them."""
 
@@ -170,7 +165,7 @@ class NameRows:
         line: Mapping[str, WaiterRow] = self._table.lines.get(self._name, {})
         for owner in self._waiting - line.keys():
             yield f"DELETE FROM fencing_waiter WHERE name = {name} AND owner = {hexadecimal(owner)}"  # noqa: S608
-        for owner in line.keys() - self._waiting:
+        for owner in [each for each in line if each not in self._waiting]:  # in the order of the line
             yield from _joining(name, line[owner], micros)
         for (_, owner), (until, reason) in self._table.reasons.items() - self._reasons.items():
             values = f"{name}, {hexadecimal(owner)}, {math.ceil(until * SECOND):d}, {hexadecimal(reason)}"
@@ -214,9 +209,9 @@ def page_of_names(prefix: str, after: str | None, limit: int) -> str:
     return f"SELECT name FROM fencing_lock WHERE {start}{end} AND held_until > {NOW} ORDER BY name LIMIT {limit:d}"  # noqa: S608
 
 
-def locked_names(rows: Rows) -> list[str]:
-    """The names of an answer to `Reading.texts` that locks rows."""
-    return [_text(name) for _, name, *_ in rows]
+def known_names(rows: Rows) -> list[str]:
+    """The names that have a row, of an answer to the first of `Reading.texts`."""
+    return [_text(name) for _, name, *_ in rows if name is not None]
 
 
 def read_names(rows: Rows) -> list[str]:

@@ -2,13 +2,13 @@
 The server as a store of rows: each step is one transaction of two texts, as `rows` explains.
 
 Renewals take the rows that no other transaction has locked, so that one lock whose row is held up does not end the
-others. They look twice again for the rest, for which the next heartbeat tries then.
+others. For the rest they wait a moment, and the next heartbeat tries then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import TypeVar, cast
@@ -26,6 +26,7 @@ from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
 from fencing_sdk.backends.mysql import rows
 from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring, ring_all
+from fencing_sdk.backends.mysql.dial import MysqlDialer
 from fencing_sdk.backends.mysql.errors import (
     BACKEND,
     CODES,
@@ -38,18 +39,22 @@ from fencing_sdk.backends.mysql.errors import (
     translating,
 )
 from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
-from fencing_sdk.backends.mysql.session import MysqlDialer, MysqlSession
+from fencing_sdk.backends.mysql.session import MysqlSession
 from fencing_sdk.backends.mysql.sweep import sweep
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 T = TypeVar("T")
 
 _RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
-_ROW_PAUSES = (0.0, 0.02, 0.08)
+_ROW_PAUSES = (0.0, 0.02)
 """Seconds before each look of a renewal for a row that another transaction keeps locked."""
+_ROW_PATIENCE = 0.2
+"""Seconds for which a renewal then waits among the others that want the row."""
 _END_PATIENCE = 0.5
 _EVERY = 600.0
 """Seconds between two sweeps of one client."""
+_SOON = 5.0
+"""Seconds until the next one where the last has left rows."""
 _CLOCK = BootClock()
 
 
@@ -73,6 +78,7 @@ class MysqlStore:
         self._with_bell = bell
         self._connection = RequestConnection(dialer.dial, _adapt)
         self._fenced_connection = RequestConnection(dialer.dial, _adapt)
+        self._late_connection = RequestConnection(dialer.dial, _adapt)
         self._bell: Bell | None = None
         self._retention = retention if hybrid else None
         self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
@@ -132,7 +138,9 @@ class MysqlStore:
             return outcome
 
         with translating("acquire"):
-            return await self._fenced_connection.run(body)
+            outcome = await self._fenced_connection.run(body)
+        self._sweep_if_due()
+        return outcome
 
     async def run_all(
         self, operation: str, steps: Sequence[Step[T]], *, reads: bool = False
@@ -190,42 +198,59 @@ class MysqlStore:
 
     async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
         """
-        Run the rules on the rows that no other transaction has locked; try the others again after moments.
+        Run the rules on the rows that no other transaction has locked, and then on the others.
 
-        A longer wait for one row would hold up the answer about all others, until their deadlines have passed.
+        These are waited for on a connection of their own, and not for long: the answer about all leases waits, too.
         """
-        names = _in_order(name for name, _ in steps)
-
-        existing: set[str] = set()
         outcomes: dict[int, T | BackendError] = {}
 
         async def transact(reading: Reading) -> dict[int, T | BackendError]:
             async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[int, T | BackendError]]:
-                *read, known = answers
-                rows_of = self._rows_of(reading, read)
-                free = rows.locked_names(read[0])
-                existing.update(rows.read_names(known))
+                rows_of = self._rows_of(reading, answers)
+                free = rows.known_names(answers[0])
                 found: dict[int, T | BackendError] = {}
-                found.update((n, rows_of(name).apply(rule)) for n, (name, rule) in enumerate(steps) if name in free)
+                found.update((n, rows_of(steps[n][0]).apply(steps[n][1])) for n in late if steps[n][0] in free)
                 return [change for name in free for change in rows_of(name).changes()], found
 
-            return await session.transact([*reading.texts(names, lock_free=True), rows.existing(names)], work)
+            names = _in_order(steps[number][0] for number in late)
+            return await session.transact(reading.texts(names, lock_free=True), work)
 
+        late = list(range(len(steps)))
         for pause in _ROW_PAUSES:
             await asyncio.sleep(pause)
             outcomes.update(await _lazily(transact, "renew"))
-            names = _in_order(name for n, (name, _) in enumerate(steps) if n not in outcomes and name in existing)
-            if not names:
+            if len(outcomes) < len(steps):  # a name without a row is not worth a pause
+                rest = {number: step for number, step in enumerate(steps) if number not in outcomes}
+                outcomes.update(await self._renew_unknown(session, rest))
+            late = [number for number in late if number not in outcomes]
+            if not late:
                 break
-        outcomes.update((n, _locked_row()) for n, (name, _) in enumerate(steps) if name in names)
-        gone = [number for number in range(len(steps)) if number not in outcomes]
-        if gone:
-            try:
-                answers: Sequence[T | BackendError] = await self._step(session, "renew", [steps[n] for n in gone])
-            except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
-                answers = [translated("renew", error)] * len(gone)
-            outcomes.update(zip(gone, answers, strict=True))
+        outcomes.update(await self._renew_late({number: steps[number] for number in late}))
         return [outcomes[number] for number in range(len(steps))]
+
+    async def _renew_unknown(self, session: MysqlSession, steps: Mapping[int, Step[T]]) -> Mapping[int, T]:
+        """Run the rules of the names that have no row, and so no grants."""
+
+        async def look(reading: Reading) -> Mapping[int, T]:
+            answers = await session.ask(*reading.texts(_in_order(name for name, _ in steps.values())))
+            rows_of, there = self._rows_of(reading, answers), set(rows.known_names(answers[0]))
+            return {n: rows_of(name).apply(rule) for n, (name, rule) in steps.items() if name not in there}
+
+        return await _lazily(look, "renew")
+
+    async def _renew_late(self, steps: Mapping[int, Step[T]]) -> Mapping[int, T | BackendError]:
+        outcomes: dict[int, T | BackendError] = dict.fromkeys(steps, _locked_row())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ROW_PATIENCE):
+                for number, step in steps.items():
+                    try:
+                        (outcomes[number],) = await self._late_connection.run(partial(self._step_late, step))
+                    except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
+                        outcomes[number] = translated("renew", error)
+        return outcomes
+
+    async def _step_late(self, step: Step[T], session: MysqlSession) -> list[T]:
+        return await self._step(session, "renew", [step])
 
     def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
         return cache(NameRows.of_answers(reading, answers, self._tokens_at, BACKEND))
@@ -259,6 +284,9 @@ class MysqlStore:
                 joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
                 await self._step(session, "queue", joins)
             due.update((claim.name, claim.owner) for claim, _ in absent)
+            # The requests of these to leave were lost, and the signs of the others would keep their places.
+            if left := in_line - {(claim.name, claim.owner) for claim, _ in waiters}:
+                await self._step(session, "queue", [(name, partial(rules.leave, owner=owner)) for name, owner in left])
             return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
         with translating("queue"):
@@ -278,7 +306,13 @@ class MysqlStore:
         async def stop() -> None:
             box.close()
 
-        return stop if await bell.opened() else None
+        heard = False
+        try:
+            heard = await bell.opened()
+        finally:
+            if not heard:
+                box.close()
+        return stop if heard else None
 
     def _own_bell(self) -> Bell:
         if self._bell is None or not self._bell.usable:
@@ -297,7 +331,8 @@ class MysqlStore:
 
     async def _delete_old_rows(self) -> None:
         with suppress(Exception):  # a later sweep deletes the same rows
-            await self._connection.run(lambda session: sweep(session, self._retention))
+            if await self._connection.run(lambda session: sweep(session, self._retention)):
+                self._sweep_due = _CLOCK.now() + _SOON
 
     async def create_schema(self) -> None:
         """Create the tables that are missing."""
@@ -313,8 +348,9 @@ class MysqlStore:
             if asleep is not None:
                 with suppress(Exception):  # it wakes within seconds, and finds its socket closed
                     async with asyncio.timeout(_END_PATIENCE):
-                        await self._connection.run(lambda session: end(session, asleep))
+                        await self._connection.run(lambda session: end(session, asleep, bell.client))
         await self._fenced_connection.aclose()
+        await self._late_connection.aclose()
         await self._connection.aclose()
 
 

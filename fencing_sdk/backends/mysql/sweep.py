@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fencing_sdk._mysql.driver import Rows
+from fencing_sdk._values.clock import TICK
 from fencing_sdk.backends.mysql.rows import NOW, SECOND
 from fencing_sdk.backends.mysql.session import MysqlSession
 
@@ -18,17 +19,23 @@ _SIGNS = 600
 """Seconds without a sign of life after which waiters are gone for sure. They lost their places long before."""
 
 
-async def sweep(session: MysqlSession, retention: float | None) -> None:
+async def sweep(session: MysqlSession, retention: float | None) -> bool:
     """
     Delete locks that have been free for *retention* seconds, and what is left of clients that were killed.
 
-    None: no locks. A counter starts again when the row of its lock is gone; hybrid tokens keep growing.
+    None: no locks. A counter starts again when the row of its lock is gone; hybrid tokens keep growing, and one that is
+    ahead of the clock stays until the clock has passed it. Return whether there are more rows.
 
     Raises:
         Exception: the driver's error.
     """
     dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
-    locks = [] if retention is None else [("fencing_lock", "name", f"held_until < {_ago(retention)}")]
+    locks = (
+        []
+        if retention is None
+        else [("fencing_lock", "name", f"held_until < {_ago(retention)} AND token * {TICK} < {NOW}")]
+    )
+    most = 0
     for table, key, old in (
         *locks,
         ("fencing_revoked", "name, owner", f"until < {NOW}"),
@@ -37,10 +44,12 @@ async def sweep(session: MysqlSession, retention: float | None) -> None:
         ("fencing_waiter", "number", dead),
     ):
         (found,) = await session.ask(f"SELECT {key} FROM {table} WHERE {old} LIMIT {_AT_ONCE}")  # noqa: S608
+        most = max(most, len(found))
         if found:
             among = f"({key}) IN ({', '.join(map(_row, found))}) AND {old}"
             free = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
             await session.transact([free], partial(_delete, table, key))
+    return most == _AT_ONCE
 
 
 async def _delete(table: str, key: str, answers: Sequence[Rows]) -> tuple[list[str], None]:

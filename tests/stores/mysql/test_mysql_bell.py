@@ -18,6 +18,7 @@ from stays import Stay, eventually, opened, staying
 
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
 from fencing_sdk.testing.promises.under_test import in_line
 
@@ -228,3 +229,38 @@ async def test_no_connection_is_ended_through_a_proxy_that_renumbers_them(mysql_
         await served_after_release(mysql_server, proxy.url, proxy.url)
         await served_after_release(mysql_server, proxy.url, mysql_server.url)
         assert await kills(mysql_server) <= before + 1  # the client without a proxy ended its own bell
+
+
+async def test_waiters_that_lost_their_places_come_back_in_their_order(mysql_server):
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        await backend.acquire(Claim("a", 60.0))
+        claims = [Claim("a", 60.0) for _ in range(8)]
+        waiters = [(claim, WaiterAddress("", "group")) for claim in claims]
+        await backend._mysql.attend("group", waiters)
+        assert [waiting.id for waiting in await backend.list_waiters("a")] == [claim.holder for claim in claims]
+
+
+async def test_closing_ends_no_connection_of_another_client(mysql_server):
+    """On another server the number of a sleeping connection is that of a stranger."""
+    async with aclosing(from_url(mysql_server.url)) as backend, mysql_server.connected() as stranger:
+        number = stranger.thread_id()
+        await backend._mysql._connection.run(lambda session: bell.end(session, number, "0" * 32))
+        cursor = stranger.cursor()
+        await cursor.execute("SELECT CONNECTION_ID()")
+        assert await cursor.fetchall() == ((number,),)
+
+
+async def test_a_bell_leaves_a_server_that_became_read_only(start_mysql, monkeypatch):
+    monkeypatch.setattr(bell, "_SLEEP", 0.2)
+    server = await asyncio.to_thread(start_mysql)
+    async with opened(server.url) as (locks, _), staying(locks.lock("a", ttl=60)):
+        waiter = Stay(locks.lock("a", ttl=60), work=0)
+        (sleeping,) = await asleep(server)
+        server.ask("SET GLOBAL read_only = ON")
+
+        async def left() -> bool:
+            return sleeping not in await sessions(server)
+
+        await eventually(left, what="the bell has left")
+        server.ask("SET GLOBAL read_only = OFF")
+        await waiter.abandon()

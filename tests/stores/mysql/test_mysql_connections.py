@@ -13,6 +13,7 @@ import asyncmy.errors
 import pytest
 from child_processes import state
 from event_log import ENDED_BY_TIME
+from fault_proxy import FaultProxy
 from local_ports import HOST, free_port
 from mysql_between import MysqlBetween
 from mysql_server import USER, MysqlServer
@@ -177,7 +178,7 @@ async def first_host(kind: str, start_mysql: Any, database: str) -> AsyncIterato
 @pytest.mark.parametrize("kind", ["replica", "silent", "away"])
 async def test_the_first_host_that_takes_writes_is_used(kind, start_mysql, mysql_server):
     async with first_host(kind, start_mysql, mysql_server.database) as port:
-        url = f"mysql://{USER}@{HOST}:{port},{HOST}:{mysql_server.port}/{mysql_server.database}?connect_timeout=1"
+        url = f"mysql://{USER}@{HOST}:{port},{HOST}:{mysql_server.port}/{mysql_server.database}"
         async with opened(url) as (locks, log), staying(locks.lock("a", wait=PATIENCE, **LONG)) as stay:
             await log.seen(Renewed)
             mysql_server.end_connections()
@@ -207,6 +208,35 @@ async def test_of_several_hosts_each_is_named_with_what_it_said(start_mysql):
 
 
 # Connections that end, idle or at work.
+
+
+async def test_with_tls_a_silent_connection_is_given_up_at_once(start_mysql, mysql_certificates):
+    """TLS says good-bye before it closes, and waits half a minute for the answer of a peer that is gone."""
+    server = await asyncio.to_thread(start_mysql, tls=mysql_certificates)
+    async with FaultProxy(server.port) as proxy:
+        url = server.url_as(USER, port=proxy.port, tls="true", ca=str(mysql_certificates.authority))
+        async with aclosing(from_url(url)) as backend:
+            await backend.acquire(Claim("a", 60.0))
+            proxy.forget()  # the connection carries nothing from now on; a new one works
+            waiting = asyncio.create_task(backend.inspect("a"))
+            await asyncio.sleep(0.4)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            async with asyncio.timeout(PATIENCE / 2):
+                assert (await backend.inspect("a")).name == "a"
+            proxy.cut_forgotten()
+
+
+async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend, monkeypatch):
+    """A renewal stands among those that want the row: else it would meet one of them each time that it looks."""
+    monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)  # a machine may stand still
+    held = Claim("a", 60.0)
+    await backend.acquire(held)
+    async with in_transaction(mysql_server, LOCKED.format("a")) as session:
+        renewal = asyncio.create_task(backend.renew([held]))
+        await mysql_server.has_a_waiter()
+        await session.execute("ROLLBACK")
+        assert list(await renewal) == [Renewal.RENEWED]
 
 
 async def test_a_short_idle_timeout_of_the_server_costs_nothing(start_mysql):

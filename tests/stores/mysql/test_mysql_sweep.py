@@ -92,6 +92,17 @@ async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left
             assert (first, await used(backend, "old"), await used(backend, "new")) == (1, 2, 1)
 
 
+async def test_a_token_ahead_of_the_clock_is_not_forgotten(mysql_server, backend):
+    """As after a clock that was ahead and was set right: the next token would be lower."""
+    await used(backend, "old")
+    await grown_old(mysql_server)
+    ahead = int(await mysql_server.value("SELECT token FROM fencing_lock")) + 10**8
+    await mysql_server.execute(f"UPDATE fencing_lock SET token = {ahead}")
+    await swept(backend, 3600.0)
+    assert await names(mysql_server) == ["old"]
+    assert await used(backend, "old") == ahead + 1
+
+
 LOCKED = ["fencing_lock", "fencing_revoked", "fencing_bell", "fencing_sign", "fencing_waiter"]
 
 
