@@ -16,6 +16,7 @@ from typing import TypeVar
 from fencing_sdk._mysql import driver
 from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
 from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError, keep_in_children
+from fencing_sdk.backends.mysql.errors import GONE
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ PAUSE = 3
 _IDLE = 28800
 """Seconds of silence outside of a transaction, as the servers have it by default."""
 _CLOSE_PATIENCE = 0.5
-_ENDED = {0, 1053, 1927, 4031}
+_ENDED = {0, *GONE}
 _OF_THE_DRIVER = range(2000, 3000)
 
 
