@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 STOP_PATIENCE = 10.0
 
@@ -92,3 +94,46 @@ def _end_all() -> None:
     if os.getpid() == _owner:
         for process in list(_running):
             end(process, politely=False)
+
+
+class ServerProcess:
+    """
+    A server that is one process at a time, in a folder with its log.
+
+    The class sets `folder` and `_process`, and brings `start` and `close`.
+    """
+
+    folder: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """What the server wrote, for a failure message."""
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "the server was not started"
+        self._process.send_signal(number)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 import urllib.error
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from child_processes import end, spawn
+from child_processes import ServerProcess, end, spawn
 from etcd_network import PeerNetwork
 from local_ports import HOST, free_port
 from patience import wait_until
@@ -38,7 +37,7 @@ def b64(text: str | bytes) -> str:
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-class EtcdMember:
+class EtcdMember(ServerProcess):
     """
     One member; settings are keyword arguments in the words of its flags, with underscores.
 
@@ -65,7 +64,6 @@ class EtcdMember:
         self.address = "" if network is None else network.admit(self.peer_port)
         """By which the other members know it, where their network can be cut."""
         self.cluster: Sequence[EtcdMember] = (self,)
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def origin(self) -> str:
@@ -75,19 +73,6 @@ class EtcdMember:
     @property
     def peer(self) -> str:
         return f"http://{self.address or HOST}:{self.peer_port}"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the member was not started"
-        return self._process.pid
-
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     def spawn(self) -> None:
         """Start it, or start it again where it was; it need not answer yet."""

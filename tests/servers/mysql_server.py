@@ -11,13 +11,12 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import asyncmy
 import pymysql
-from child_processes import STOP_PATIENCE, end, spawn, state
+from child_processes import STOP_PATIENCE, ServerProcess, end, spawn, state
 from local_ports import HOST, free_port
 from mysql_programs import SIZES, as_root, program, template
 from patience import wait_until
@@ -59,7 +58,7 @@ GRANT ALL PRIVILEGES ON `test%`.* TO '{USER}'@'{HOST}';
 """
 
 
-class MysqlServer:
+class MysqlServer(ServerProcess):
     """
     One server; settings are keyword arguments in the words of the server.
 
@@ -90,7 +89,6 @@ class MysqlServer:
         self.port = 0
         self.database = "test"
         """Which database `url`, `ask`, `fetch` and `execute` mean."""
-        self._process: subprocess.Popen[bytes] | None = None
 
     # Addresses
 
@@ -104,20 +102,6 @@ class MysqlServer:
         query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in options.items())
         address = f"mysql://{login}@{HOST}:{port or self.port}/{quote(self.database, safe='')}"
         return f"{address}?{query}" if query else address
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """What the server wrote, for a failure message."""
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     # Life and death
 
@@ -171,14 +155,6 @@ class MysqlServer:
         """End it and remove its folder."""
         self._collect()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Questions, as the superuser through the Unix socket, each on a connection of its own
 
@@ -285,10 +261,6 @@ class MysqlServer:
             if probe.connect_ex(self.socket):
                 return False
         return self.ask("SELECT 1") == [(1,)]
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "the server was not started"
-        self._process.send_signal(number)
 
     def _collect(self) -> None:
         if self._process is not None:

@@ -10,13 +10,12 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import asyncpg
 import psycopg
-from child_processes import STOP_PATIENCE, children, end, spawn, state
+from child_processes import STOP_PATIENCE, ServerProcess, children, end, spawn, state
 from local_ports import HOST, free_port
 from patience import wait_until
 from postgresql_programs import USER, as_user, give, new_folder, program, template
@@ -48,7 +47,7 @@ BENCH_NAME = "bench"
 """What the sessions of the bench are called: the process of one that was closed may take its time to end."""
 
 
-class PostgresqlServer:
+class PostgresqlServer(ServerProcess):
     """
     One server; settings are keyword arguments in the words of ``postgresql.conf``.
 
@@ -70,7 +69,6 @@ class PostgresqlServer:
         self.port = 0
         self.database = "postgres"
         """Which database `url`, `ask`, `fetch` and `execute` mean."""
-        self._process: subprocess.Popen[bytes] | None = None
 
     # Addresses
 
@@ -84,20 +82,6 @@ class PostgresqlServer:
         query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in options.items())
         address = f"postgresql://{login}@{HOST}:{port or self.port}/{quote(self.database, safe='')}"
         return f"{address}?{query}" if query else address
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """What the server wrote, for a failure message."""
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     # Life and death
 
@@ -154,14 +138,6 @@ class PostgresqlServer:
         """End it and remove its folder."""
         self.stop(immediate=True)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Questions, as the superuser through the Unix socket, each on a connection of its own
 

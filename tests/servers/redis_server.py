@@ -9,11 +9,10 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import hiredis
-from child_processes import end, spawn
+from child_processes import ServerProcess, end, spawn
 from local_ports import HOST, free_port
 from patience import wait_until
 from quick_folder import quick_folder
@@ -33,7 +32,7 @@ def version_of(binary: str) -> tuple[int, ...]:
     return tuple(int(part) for part in said.split(" v=")[1].split()[0].split("."))
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """
     One server; settings are keyword arguments in the words of ``redis.conf``, with underscores.
 
@@ -54,7 +53,6 @@ class RedisServer:
         self.folder = quick_folder("redis-")
         self.port = 0
         self.tls_port = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     def defaults(self) -> dict[str, Setting]:
         since_7: dict[str, Setting] = {"enable_debug_command": True, "shutdown_timeout": 0}
@@ -74,20 +72,6 @@ class RedisServer:
     @property
     def socket_path(self) -> str:
         return str(self.folder / "socket")
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """What the server wrote, for a failure message."""
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     # Life and death
 
@@ -133,14 +117,6 @@ class RedisServer:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # Commands
 
     def ask(self, *command: str | bytes | float) -> Any:
@@ -178,10 +154,6 @@ class RedisServer:
             return bool(self.ask("PING") == "PONG")
         except (OSError, hiredis.ReplyError):
             return False
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "the server was not started"
-        self._process.send_signal(number)
 
     def another_port(self) -> None:
         """Move on after a start that failed: somebody else was quicker to take the port."""

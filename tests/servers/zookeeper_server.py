@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from child_processes import end, spawn
+from child_processes import ServerProcess, end, spawn
 from local_ports import HOST, free_port
 from patience import wait_until
 from redis_server import ServerError
@@ -75,7 +74,7 @@ def fresh_root() -> str:
     return f"/test-{next(_roots)}"
 
 
-class ZooKeeperServer:
+class ZooKeeperServer(ServerProcess):
     """
     One server, alone or as a member of an ensemble; *settings* are lines of its configuration.
 
@@ -96,7 +95,6 @@ class ZooKeeperServer:
         self.sync_ticks = SYNC_TICKS
         self.folder = Path(tempfile.mkdtemp(prefix="zookeeper-"))
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -105,20 +103,6 @@ class ZooKeeperServer:
     @property
     def url(self) -> str:
         return f"zk://{self.address}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server was not started"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """What the server wrote, for a failure message."""
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
     # Life and death
 
@@ -173,14 +157,6 @@ class ZooKeeperServer:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # Questions
 
     def say(self, word: str, *, patience: float = 2.0) -> str:
@@ -200,10 +176,6 @@ class ZooKeeperServer:
         return lines[0].removeprefix("Mode: ") if lines else ""
 
     # The inside
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "the server was not started"
-        self._process.send_signal(number)
 
     def _lines(self) -> list[str]:
         return [
