@@ -33,6 +33,7 @@ KNOWN = (
     "b/permit1 acquire; b/wide2 acquire; clock 25; b/permit1 release",
     "b/writer0 acquire; b/writer0 release; b/writer1 acquire; b/writer0 renew",
     "a/lock0 acquire; a/lock1 join; clock 2.5; signs 1; clock 1; a/lock0 release; a/lock2 acquire; a/lock1 acquire",
+    "b/writer3 acquire; b/reader2 join; b/lock3 join; b/lock3 acquire; b/writer3 release; signs 1",
     "c/wide3 join; c/lock0 join; c/wide0 join; c/wide3 acquire; c/lock0 leave",
     (
         "b/writer0 acquire; b/reader0 join; b/reader1 join; b/reader2 join; b/writer0 release; b/reader0 acquire; "

@@ -325,10 +325,15 @@ class RowWaiter(Waiter):
         self._busy_until = -math.inf if advice is None else _CLOCK.now() + advice
 
     def refusal(self) -> Busy | None:
-        """The answer to a try, if it is known without the store."""
+        """
+        The answer to a try, if it is known without the store.
+
+        Who was ahead when the store refused may have gone since. The one that is ahead now keeps its turn for
+        `LINE_TTL` seconds without a sign of life, so the advice is no longer than that.
+        """
         now = _CLOCK.now()
         known = now - self._attended < _KNOWN and now < self._busy_until
-        return Busy(self._busy_until - now) if known else None
+        return Busy(min(self._busy_until - now, rules.LINE_TTL)) if known else None
 
 
 class RowWaiters:
