@@ -1,0 +1,191 @@
+"""
+What a history of calls, one after the other, cannot show: two clients want the row of a lock, or names that look alike.
+
+Each story is told twice: as the store is, and with the change of one rule that the story has to notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from mysql_server import MysqlServer
+from mysql_stage import in_transaction
+from stays import PATIENCE
+
+from fencing_sdk._mysql import driver
+from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.backends.mysql import MysqlBackend, dial, from_url, rows
+from tests.oracle.planted import Planted
+
+pytest_plugins = ["mysql_fixtures"]
+
+LOCKED = "SELECT name FROM fencing_lock WHERE name = 'a' FOR UPDATE"
+SET_GRANTS = "UPDATE fencing_lock SET grants = %s WHERE name = 'a'"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may stand still while a row is waited for."""
+    monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)
+    limits = driver._SETTINGS.replace("lock_wait_timeout = 1", f"lock_wait_timeout = {PATIENCE:.0f}")
+    monkeypatch.setattr(driver, "_SETTINGS", limits)
+
+
+@dataclass
+class Stage:
+    """Two clients of one server, and what an operator sees."""
+
+    server: MysqlServer
+    backend: MysqlBackend
+    rival: MysqlBackend
+
+    async def now(self) -> int:
+        return int(await self.server.value(f"SELECT {rows.NOW}"))
+
+    async def grants(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(await self.server.value("SELECT grants FROM fencing_lock"))
+        return found
+
+    async def deadlocks(self) -> int:
+        """How many the server has resolved since its start."""
+        counted = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
+        return int(await self.server.value(counted))
+
+    async def ended(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Let *call* wait for the row of a lock whose lease ends meanwhile, and return its answer."""
+        grants = await self.grants()
+        async with in_transaction(self.server, LOCKED) as operator:
+            waiting = asyncio.ensure_future(call())
+            await self.server.has_a_waiter()
+            ended = json.dumps([grant | {"expires": await self.now()} for grant in grants])
+            await operator.execute(SET_GRANTS, (ended,))
+            await operator.execute("COMMIT")
+            return await waiting
+
+
+OpenStage = Callable[[], Awaitable[Stage]]
+Story = Callable[[Stage], Awaitable[None]]
+
+
+@pytest.fixture
+async def stage(mysql_server: MysqlServer) -> AsyncIterator[OpenStage]:
+    """Open two clients, once a change is planted."""
+    async with aclosing(from_url(mysql_server.url)) as backend, aclosing(from_url(mysql_server.url)) as rival:
+
+        async def opened() -> Stage:
+            for each in (backend, rival):
+                await each.open()
+            return Stage(mysql_server, backend, rival)
+
+        yield opened
+
+
+async def a_lock_that_is_free_since_then_is_granted(stage: Stage) -> None:
+    held = await stage.rival.acquire(Claim("a", 60.0))
+    assert isinstance(held, Grant)
+    outcome = await stage.ended(lambda: stage.backend.acquire(Claim("a", 60.0)))
+    assert isinstance(outcome, Grant)
+    assert outcome.token > held.token
+
+
+async def a_lease_that_has_ended_since_then_is_not_renewed(stage: Stage) -> None:
+    held = Claim("a", 60.0)
+    assert isinstance(await stage.backend.acquire(held), Grant)
+    assert list(await stage.ended(lambda: stage.backend.renew([held]))) == [Renewal.REFUSED]
+
+
+async def a_lease_lasts_for_its_ttl_from_then_on(stage: Stage) -> None:
+    before = Claim("a", 60.0)
+    await stage.backend.acquire(before)
+    await stage.backend.release(before)
+    async with in_transaction(stage.server, LOCKED) as operator:
+        waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        freed = await stage.now()
+        await operator.execute("ROLLBACK")
+        assert isinstance(await waiting, Grant)
+    (granted,) = await stage.grants()
+    assert granted["expires"] >= freed + 60 * rows.SECOND
+
+
+async def two_clients_that_lock_one_row_do_not_deadlock(stage: Stage) -> None:
+    """The one locks as the store does; the server sees a deadlock once both have locked, and one of them writes."""
+    before = Claim("a", 60.0)
+    await stage.rival.acquire(before)
+    await stage.rival.release(before)
+    deadlocks = await stage.deadlocks()
+    async with in_transaction(stage.server, rows.lock(["a"])) as operator:
+        waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        with contextlib.suppress(driver.ServerError):  # it may be the one that is rolled back
+            await operator.execute("UPDATE fencing_lock SET token = token + 1 WHERE name = 'a'")
+        await operator.execute("COMMIT")
+        assert isinstance(await waiting, Grant)
+    assert await stage.deadlocks() == deadlocks
+
+
+async def names_with_blanks_at_their_end_are_locks_of_their_own(stage: Stage) -> None:
+    """The longest names there are, of characters that need four bytes each."""
+    letters = "\U0001d49c" * 127
+    for name in (letters, letters + " ", letters + "    "):
+        assert len(name.encode()) <= 512
+        held, other = Claim(name, 60.0), Claim(name, 60.0)
+        assert isinstance(await stage.backend.acquire(held), Grant)
+        assert isinstance(await stage.rival.acquire(other), Busy)
+        assert list(await stage.backend.renew([held])) == [Renewal.RENEWED]
+        assert await stage.backend.inspect(name) is not None
+    found = await stage.backend.list_holders(letters, None, 10)
+    assert [len(holder.name.encode()) for holder in found.holders] == [508, 509, 512]
+
+
+NOW_BEFORE_THE_LOCK = Planted(
+    "the time is read before the row is locked",
+    "mysql.session:MysqlSession.__init__",
+    '["START TRANSACTION"], list[str]()',
+    '["SET timestamp = UNIX_TIMESTAMP(SYSDATE(6))", "START TRANSACTION"], ["SET timestamp = DEFAULT"]',
+)
+IGNORING = Planted(
+    "the row is locked by INSERT IGNORE",
+    "mysql.rows:lock",
+    """"INSERT INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"  # noqa: S608  (hexadecimal)
+        " ON DUPLICATE KEY UPDATE token = token\"""",
+    '"INSERT IGNORE INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"',
+)
+NAMES_AS_TEXTS = Planted(
+    "the names are texts",
+    "mysql/schema.sql",
+    "name       VARBINARY(512) NOT NULL PRIMARY KEY",
+    "name       VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY",
+)
+STORIES = {
+    a_lock_that_is_free_since_then_is_granted: NOW_BEFORE_THE_LOCK,
+    a_lease_that_has_ended_since_then_is_not_renewed: NOW_BEFORE_THE_LOCK,
+    a_lease_lasts_for_its_ttl_from_then_on: NOW_BEFORE_THE_LOCK,
+    two_clients_that_lock_one_row_do_not_deadlock: IGNORING,
+    names_with_blanks_at_their_end_are_locks_of_their_own: NAMES_AS_TEXTS,
+}
+stories = pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+
+
+@stories
+async def test_a_row_that_two_clients_want(story: Story, stage: OpenStage):
+    await story(await stage())
+
+
+@stories
+async def test_a_change_of_its_rule_is_caught(story: Story, stage: OpenStage, monkeypatch: pytest.MonkeyPatch):
+    planted = STORIES[story]
+    if planted.place.endswith(".sql"):
+        monkeypatch.setattr(dial, "SCHEMA", planted.in_text()(dial.SCHEMA))
+    else:
+        planted.plant(monkeypatch)
+    opened = await stage()
+    with pytest.raises(AssertionError, match=r"^assert "):
+        await story(opened)
