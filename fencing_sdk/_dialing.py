@@ -3,8 +3,8 @@ Several ways to one connection: one that swallows packets must not hide the othe
 
 Many names have an IPv6 and an IPv4 address, or one for each data centre. The addresses are tried in the order of the
 resolver, the families in turn, and the next one when the last has failed or after `DELAY` seconds ("happy eyeballs").
-The first that takes the connection is used. The drivers of Redis and PostgreSQL would wait at the first one for ever,
-for stores and for guards.
+The first that takes the connection is used. The drivers of Redis, PostgreSQL and MySQL would wait at the first one for
+ever, for stores and for guards.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def connected_socket(host: str, port: int) -> socket.socket | None:
 
 
 class DialingLoop:
-    """The running loop for asyncpg, which would wait for ever at the first address of a name."""
+    """The running loop for asyncpg and asyncmy, which would wait for ever at the first address of a name."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,8 +118,12 @@ class DialingLoop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
-    async def create_connection(self, protocol_factory: Any, host: str, port: int, **options: Any) -> Any:
-        """Connect as the loop does, by the first address that takes the connection."""
+    async def create_connection(
+        self, protocol_factory: Any, host: str | None = None, port: int | None = None, **options: Any
+    ) -> Any:
+        """Connect as the loop does, by the first address that takes the connection; a socket has one already."""
+        if host is None or port is None:
+            return await self._loop.create_connection(protocol_factory, **options)
         link = await connected_socket(host, port)
         if link is None:
             return await self._loop.create_connection(protocol_factory, host, port, **options)

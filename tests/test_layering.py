@@ -19,7 +19,7 @@ ROOMS = {
     "_http": {"errors", "_values"},
     "_etcd": {"errors", "_values", "_http"},
     "_kahuna": {"errors", "_values", "_http"},
-    "_mysql": {"errors", "_values", "_http"},
+    "_mysql": {"errors", "_values", "_dialing", "_http"},
     "backends": {"errors", "events", "abc", "_values", "_dialing", "_http", "_etcd", "_kahuna", "_mysql"},
     "guards": {"errors", "events", "abc", "_values", "_dialing", "_http", "_etcd", "_kahuna", "_mysql"},
     "_name_template": {"errors", "_values"},

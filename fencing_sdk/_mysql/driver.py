@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import imported_from
 
@@ -59,6 +60,11 @@ class MysqlDriverConnection(Protocol):
     """A connection of asyncmy; it runs one text at a time."""
 
     connected: bool
+    _loop: object
+
+    async def connect(self) -> object:
+        """Connect and log in."""
+        ...
 
     def cursor(self) -> MysqlDriverCursor:
         """Make a cursor."""
@@ -91,8 +97,10 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
         Exception: the driver's error.
     """
     given = {**url.arguments(), "charset": "utf8mb4", "connect_timeout": patience, **arguments, "autocommit": True}
-    connection = cast("MysqlDriverConnection", await asyncmy.connect(**given))
+    connection = cast("Callable[..., MysqlDriverConnection]", asyncmy.Connection)(**given)
+    connection._loop = DialingLoop()  # noqa: SLF001  (asyncmy takes no loop, and its own tries one address of a name)
     try:
+        await connection.connect()
         await ask(connection, _SETTINGS)
         await ask(connection, _ISOLATION)
     except BaseException:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import asyncpg
 import pytest
 from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
 from local_ports import HOST
+from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
@@ -26,7 +26,14 @@ from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = [
+    "etcd_fixtures",
+    "kahuna_fixtures",
+    "mysql_fixtures",
+    "postgresql_fixtures",
+    "redis_fixtures",
+    "zookeeper_fixtures",
+]
 
 NAME = "localhost"
 """For this name the certificates of the tests are made."""
@@ -84,10 +91,6 @@ class WithGuardSuite(AddressesSuite):
 
     async def test_it_hides_none_from_a_guard(self, place: Place, two_addresses: None):
         guard = self.guard(place.url)
-        if isinstance(guard, SqlGuard):
-            connection = await asyncpg.connect(place.url)
-            await connection.execute(guard.ddl())
-            await connection.close()
         with ExitStack() as stack:
             for port in place.ports:
                 stack.enter_context(swallowing(port))
@@ -147,6 +150,24 @@ class TestPostgresqlWithTls(WithGuardSuite):
     def place(self, start_postgresql, postgresql_certificates: Certificates) -> Place:
         server = start_postgresql(tls=postgresql_certificates)
         options = f"?sslmode=verify-full&sslrootcert={postgresql_certificates.authority}"
+        return Place(server.url.replace(HOST, NAME) + options, [server.port])
+
+
+class TestMysql(WithGuardSuite):
+    guard = SqlGuard
+
+    @pytest.fixture
+    def place(self, mysql_server: MysqlServer) -> Place:
+        return Place(mysql_server.url.replace(HOST, NAME), [mysql_server.port])
+
+
+class TestMysqlWithTls(WithGuardSuite):
+    guard = SqlGuard
+
+    @pytest.fixture
+    def place(self, start_mysql, mysql_certificates: Certificates) -> Place:
+        server = start_mysql(tls=mysql_certificates)
+        options = f"?tls=true&ca={mysql_certificates.authority}"
         return Place(server.url.replace(HOST, NAME) + options, [server.port])
 
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncmy
 import asyncmy.errors
 import pytest
 from child_processes import state
@@ -119,6 +120,19 @@ async def test_waiters_get_their_turn_without_a_connection_to_sleep_on(mysql_ser
 
 
 # Servers that go away, and hosts.
+
+
+class LaterDriver(asyncmy.Connection):
+    """Has its loop elsewhere."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__("_former_loop" if name == "_loop" and hasattr(self, name) else name, value)
+
+
+async def test_a_driver_that_keeps_its_loop_to_itself_dials_by_that(mysql_server, monkeypatch):
+    monkeypatch.setattr(asyncmy, "Connection", LaterDriver)
+    async with connect(mysql_server.url) as locks, locks.lock("a") as lease:
+        assert lease.held
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
