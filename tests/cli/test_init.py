@@ -8,6 +8,7 @@ import os
 import pty
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -17,6 +18,9 @@ from redis_server import RedisServer
 
 from fencing_sdk import connect
 from fencing_sdk.errors import BackendRefusedError
+
+if TYPE_CHECKING:
+    from mysql_fixtures import StartMysql
 
 pytest_plugins = [
     "etcd_fixtures",
@@ -284,6 +288,10 @@ def test_every_store_is_diagnosed(fencing: Fencing, request: pytest.FixtureReque
 
 def test_redis_is_diagnosed(fencing: Fencing, redis_server: RedisServer):
     check_diagnosis(fencing, redis_server.url, "redis.persistence")
+
+
+def test_mysql_is_diagnosed(fencing: Fencing, start_mysql: StartMysql):
+    check_diagnosis(fencing, start_mysql(innodb_flush_log_at_trx_commit=2).url, "mysql.flush")
 
 
 def check_diagnosis(fencing: Fencing, url: str, check: str) -> None:

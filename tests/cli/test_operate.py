@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Fencing
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 from rich.cells import cell_len
 from store_bench import StoreBench
 from terminal import Open, Terminal, at_a_terminal
@@ -20,7 +20,7 @@ from terminal import Open, Terminal, at_a_terminal
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, LossReason, connect
 from fencing_sdk.sync import connect as connect_sync
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
 # `fencing ls`, `show`, `break` and `top`, as a person and as a script use them.
@@ -197,6 +197,7 @@ def test_what_cannot_work_is_wrong_usage(fencing: Fencing, arguments: list[str],
         (["show", "a"], "redis://user:secret@127.0.0.1:1"),
         (["break", "a", "--reason", "x", "--yes"], "redis://user:secret@127.0.0.1:1"),
         (["ls"], "kahuna://127.0.0.1:1"),
+        (["show", "a"], "mysql://user:secret@127.0.0.1:1/app"),
     ],
 )
 def test_a_store_that_does_not_answer_is_told_on_one_line(fencing: Fencing, command: list[str], url: str):
@@ -362,6 +363,9 @@ class TestRedisQuorum(OnRedisQuorum, OperatorSuite): ...
 
 
 class TestPostgresql(OnPostgresql, OperatorSuite): ...
+
+
+class TestMysql(OnMysql, OperatorSuite): ...
 
 
 class TestEtcd(OnEtcd, OperatorSuite): ...

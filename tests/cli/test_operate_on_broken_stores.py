@@ -21,9 +21,9 @@ import pytest
 from command_line import Exit, run_app
 from etcd_server import EtcdCluster, b64
 from local_ports import HOST
-from on_stores import OnEtcd, OnPostgresql, OnRedis, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnZooKeeper
 from permissions import without_power_over_permissions
-from store_bench import EtcdBench, PostgresqlBench, RedisBench, StoreBench, ZooKeeperBench
+from store_bench import EtcdBench, MysqlBench, PostgresqlBench, RedisBench, StoreBench, ZooKeeperBench
 from terminal import Open, at_a_terminal
 
 from fencing_sdk import Lease, connect
@@ -34,7 +34,7 @@ __all__ = ["at_a_terminal"]
 if TYPE_CHECKING:
     from postgresql_fixtures import StartPostgresql
 
-pytest_plugins = ["etcd_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 NAME = "report-1"
 PASSWORD = "hunter2"
@@ -150,12 +150,12 @@ def as_user(url: str, user: str, password: str = PASSWORD) -> str:
     return url.replace("://", f"://{user}:{password}@")
 
 
-def down(scheme: str) -> Callable[[StoreBench], AbstractContextManager[str]]:
+def down(scheme: str, path: str = "") -> Callable[[StoreBench], AbstractContextManager[str]]:
     @contextlib.contextmanager
     def nothing_listens(_bench: StoreBench) -> Iterator[str]:
         with socket.socket() as taken:  # bound, and not listening
             taken.bind((HOST, 0))
-            yield f"{scheme}://app:{PASSWORD}@{HOST}:{taken.getsockname()[1]}"
+            yield f"{scheme}://app:{PASSWORD}@{HOST}:{taken.getsockname()[1]}{path}"
 
     return nothing_listens
 
@@ -242,6 +242,46 @@ class TestPostgresql(OnPostgresql, BrokenStoreSuite):
 
     def viewer(self, bench: PostgresqlBench) -> AbstractContextManager[str]:
         return postgresql_role(*filter(str.strip, block_after("On PostgreSQL:").split(";")))(bench)
+
+
+def mysql_user(*statements: str) -> Callable[[MysqlBench], AbstractContextManager[str]]:
+    @contextlib.contextmanager
+    def with_rights(bench: MysqlBench) -> Iterator[str]:
+        for statement in ("CREATE USER viewer", f"ALTER USER viewer IDENTIFIED BY '{PASSWORD}'", *statements):
+            bench.server.ask(statement.replace("app.*", f"{bench.server.database}.*"))
+        yield mysql_login(bench)
+        bench.server.ask("DROP USER viewer")
+
+    return with_rights
+
+
+def mysql_login(bench: MysqlBench) -> str:
+    """By the socket, through which MySQL needs no TLS for a password."""
+    return f"mysql://viewer:{PASSWORD}@/{bench.server.database}?unix_socket={bench.server.socket}"
+
+
+@contextlib.contextmanager
+def mysql_read_only(bench: MysqlBench) -> Iterator[str]:
+    bench.server.ask("SET GLOBAL read_only = ON")
+    try:
+        yield bench.url
+    finally:  # the server is shared by all tests of this process
+        bench.server.ask("SET GLOBAL read_only = OFF")
+
+
+class TestMysql(OnMysql, BrokenStoreSuite):
+    FAULTS: ClassVar = {
+        "down": (down("mysql", "/app"), "Connection refused"),
+        "wrong password": (lambda bench: contextlib.nullcontext(mysql_login(bench)), "wrong user or password"),
+        "no rights": (mysql_user(), "the user has no right to use this database"),
+        "read-only": (mysql_read_only, "the server is a replica, or read_only is on"),
+    }
+    DENIED = "the user lacks a right: SELECT, INSERT, UPDATE and DELETE on the tables"
+
+    def viewer(self, bench: MysqlBench) -> AbstractContextManager[str]:
+        create, *rights = filter(None, map(str.strip, block_after("On MySQL and MariaDB:").split(";")))
+        assert create == "CREATE USER viewer"
+        return mysql_user(*rights)(bench)
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,8 @@ class MysqlStore:
         durable: bool = False,
         surely: bool = False,
     ) -> T:
-        """See `RowStore.run`."""
+        """See `RowStore.run`. To inspect a lock, this store does not lock its row: who may only look is answered."""
+        reads = reads or operation == "inspect"
 
         async def body(session: MysqlSession) -> T:
             if reads or look is not None:
