@@ -80,13 +80,13 @@ COLUMNS += [(flavour, way) for flavour in flavours() for way in mysql_ways.WAYS]
 
 
 @pytest.fixture(scope="module")
-def _mysql_guard_databases(_shared_mysql):
+def _mysql_guard_databases(shared_mysql):
     """One database of each for all tests of a module: quicker than one for each test."""
     servers = {}
 
     def server(flavour):
         if flavour not in servers:
-            servers[flavour] = _shared_mysql(flavour)
+            servers[flavour] = shared_mysql(flavour)
         servers[flavour].database = ""
         servers[flavour].ask("CREATE DATABASE IF NOT EXISTS test_guards")
         servers[flavour].database = "test_guards"

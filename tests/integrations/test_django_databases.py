@@ -68,12 +68,12 @@ def settings_of(server: MysqlServer) -> dict[str, object]:
 
 
 @pytest.fixture
-def mysql_settings(_shared_mysql: Callable[[str], MysqlServer]) -> Iterator[Callable[[str], dict[str, object]]]:
+def mysql_settings(shared_mysql: Callable[[str], MysqlServer]) -> Iterator[Callable[[str], dict[str, object]]]:
     """The settings for a fresh database of MySQL or MariaDB, with the table of fences that a migration has made."""
     with contextlib.ExitStack() as stack:
 
         def settings(flavour: str) -> dict[str, object]:
-            server = stack.enter_context(_shared_mysql(flavour).fresh_database())
+            server = stack.enter_context(shared_mysql(flavour).fresh_database())
             server.ask(SqlGuard().ddl("mysql"))
             return settings_of(server)
 

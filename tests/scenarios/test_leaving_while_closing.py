@@ -13,13 +13,14 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from event_log import CLOCK
 from fault_proxy import FaultProxy
+from mysql_programs import flavours
 from mysql_proxy import MysqlProxy
-from mysql_server import MysqlServer
 from postgresql_proxy import PostgresqlProxy
 from redis_server import RedisServer
 from zookeeper_server import fresh_root
@@ -78,11 +79,8 @@ async def _postgresql(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _mariadb(request: pytest.FixtureRequest, _: Path) -> AsyncIterator[Road]:
-    from mysql_fixtures import require_mysql
-
-    require_mysql()
-    with MysqlServer() as server:
+async def _mysql(request: pytest.FixtureRequest, _: Path, *, flavour: str) -> AsyncIterator[Road]:
+    with request.getfixturevalue("shared_mysql")(flavour).fresh_database() as server:
         async with MysqlProxy(server) as proxy:
             yield _by_proxy(server.url, proxy, proxy.url)
 
@@ -123,7 +121,13 @@ async def _sqlite(_: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Road]
         yield Road(url, url, slow)
 
 
-INSTALLED = {"redis": _redis, "postgresql": _postgresql, "mariadb": _mariadb, "etcd": _etcd, "zookeeper": _zookeeper}
+INSTALLED = {
+    "redis": _redis,
+    "postgresql": _postgresql,
+    **{flavour: partial(_mysql, flavour=flavour) for flavour in flavours()},
+    "etcd": _etcd,
+    "zookeeper": _zookeeper,
+}
 SERVERS = {**INSTALLED, "kahuna": _kahuna}
 STORES = {**SERVERS, "sqlite": _sqlite}
 

@@ -34,7 +34,7 @@ class StartMysql(Protocol):
 
 
 @pytest.fixture(scope="session")
-def _shared_mysql() -> Iterator[Callable[[str], MysqlServer]]:
+def shared_mysql() -> Iterator[Callable[[str], MysqlServer]]:
     """The server of each flavour that all quick tests share, running from its first use to the end."""
     servers: dict[str, MysqlServer] = {}
 
@@ -60,14 +60,14 @@ def mysql_flavour(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def mysql_server(mysql_flavour: str, _shared_mysql: Callable[[str], MysqlServer]) -> Iterator[MysqlServer]:
+def mysql_server(mysql_flavour: str, shared_mysql: Callable[[str], MysqlServer]) -> Iterator[MysqlServer]:
     """
     The one server that all quick tests share, with a fresh database, which `url` names.
 
     It may be paused, and its connections may be ended; a test that harms it more or sets global variables takes
     `start_mysql`. Users that a test creates are gone afterwards, with the database.
     """
-    with _shared_mysql(mysql_flavour).fresh_database() as server:
+    with shared_mysql(mysql_flavour).fresh_database() as server:
         yield server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,12 +10,16 @@ import mysql_replicas
 import postgresql_replicas
 import pytest
 import redis_replicas
-from stays import PATIENCE, opened
+from stays import PATIENCE, answered, opened, staying
 
-from fencing_sdk import BackendUnavailableError, StaleTokenError
+from fencing_sdk import BackendUnavailableError, LossReason, StaleTokenError
+from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 
 pytest_plugins = ["mysql_fixtures", "postgresql_fixtures", "redis_fixtures"]
+
+FAR = {"ttl": 40.0, "heartbeat_interval": 0.5}
+"""For a lease that outlives the failover."""
 
 
 class FailoverSuite:
@@ -68,14 +73,48 @@ class TestMysql(FailoverSuite):
         async with mysql_replicas.Replicated(mysql_flavour) as group:
             yield group
 
-    async def test_a_client_goes_on_with_the_promoted_replica_when_the_primary_is_killed(self, group: Any):
-        async with opened(group.url) as (locks, _):
-            async with locks.lock("a", wait=PATIENCE) as lease:
-                first = lease.token
+    @pytest.mark.parametrize(("how", "said"), [("kill", "the server is a replica"), ("pause", "inspect failed")])
+    async def test_a_client_goes_on_with_the_promoted_replica(self, how: str, said: str, group: Any):
+        """The lease that was replicated goes on with its token, over a dead or silent primary and a new one."""
+        async with opened(group.url) as (locks, log), staying(locks.lock("a", **FAR)) as stay:
+            await log.seen(Renewed)
             await group.synced()
-            group.primary.kill()
-            with pytest.raises(BackendUnavailableError, match="the server is a replica"):
+            getattr(group.primary, how)()
+            with pytest.raises(BackendUnavailableError, match=said):
                 await locks.inspect("a")
             await group.promote()
+            await log.seen(Renewed, len(log.of(Renewed)) + 2)
+            found = await answered(lambda: locks.inspect("a"))
+            assert (found.token, found.id) == (stay.token, stay.lease.holder)
+            await stay.end()
             async with locks.lock("a", wait=PATIENCE) as lease:
-                assert lease.token > first
+                assert lease.token > stay.token
+        assert log.of(Lost) == []
+
+    async def test_a_primary_that_comes_back_as_a_second_one_is_used_until_it_is_read_only(
+        self, group: Any, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Two may hold one lock meanwhile, and a guard refuses the older; leases from before exclude both."""
+        async with opened(group.url) as (early, log), staying(early.lock("a", **FAR)) as stay:
+            await log.seen(Renewed)
+            await group.synced()
+            group.primary.pause()
+            await group.promote()
+            older = await early.lock("b", wait=PATIENCE, **FAR).acquire()
+            group.primary.resume()
+            monkeypatch.setattr("fencing_sdk.backends.mysql.dial._HEAD_START", PATIENCE)  # it comes back in its time
+            async with opened(group.url) as (late, _):
+                assert await answered(late.lock("a").try_acquire) is None
+                newer = await late.lock("b", wait=PATIENCE, **FAR).acquire()
+                await older.renew()
+                guard = MemoryGuard()
+                await guard.raise_to("b", newer.token)
+                with pytest.raises(StaleTokenError):
+                    guard.admit("b", older.token)
+                await group.primary.execute("SET GLOBAL read_only = ON")
+                await asyncio.wait_for(newer.wait_lost(), PATIENCE)
+                assert newer.lost_reason is LossReason.TAKEN_OVER
+                assert await answered(late.lock("a").try_acquire) is None
+            await stay.end()
+            await older.release()
+        assert log.of(Lost) == []

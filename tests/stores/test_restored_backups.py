@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from kazoo.client import KazooClient
+from mysql_programs import flavours
 from mysql_server import MysqlServer
 from redis_server import RedisServer
 from stays import PATIENCE
@@ -26,9 +27,16 @@ pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "red
 
 LOST = 5
 """Grants after the backup."""
-_SERVERS = [
-    pytest.param(store, marks=pytest.mark.server) for store in ("redis", "postgresql", "mariadb", "etcd", "zookeeper")
-]
+
+
+def _servers(*stores: str) -> list[Any]:
+    return [pytest.param(store, marks=pytest.mark.server) for store in stores]
+
+
+_WITH_TOKENS = ["sqlite", *_servers("redis", "postgresql", *flavours())]
+"""The stores that count the grants of each lock."""
+_WITH_NUMBERS = _servers("etcd", "zookeeper")
+"""Those whose own number of a write is the token."""
 
 
 class Store(NamedTuple):
@@ -79,11 +87,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     elif request.param == "postgresql":
         server = start()
         yield Store(server.url, server.data, server.stop, server.start)
-    elif request.param == "mariadb":
+    elif request.param in flavours():
         from mysql_fixtures import require_mysql
 
-        require_mysql()
-        with MysqlServer() as database:
+        require_mysql(request.param)
+        with MysqlServer(request.param) as database:
             yield Store(database.url, database.data, database.stop, database.start)
     elif request.param == "etcd":
         server = start()
@@ -121,7 +129,7 @@ async def restored(store: Store, tokens: str | None) -> tuple[int, MemoryGuard]:
     return later[-1], guard
 
 
-@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:3]], indirect=True)
+@pytest.mark.parametrize("store", _WITH_TOKENS, indirect=True)
 async def test_hybrid_tokens_grow_when_a_backup_is_restored(store: Store):
     last, guard = await restored(store, "hybrid")
     token = await store.grant(tokens="hybrid")
@@ -129,7 +137,7 @@ async def test_hybrid_tokens_grow_when_a_backup_is_restored(store: Store):
     guard.write("seats/42", token, str)
 
 
-@pytest.mark.parametrize("store", ["sqlite", *_SERVERS[:3]], indirect=True)
+@pytest.mark.parametrize("store", _WITH_TOKENS, indirect=True)
 async def test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_them(store: Store):
     last, guard = await restored(store, "counter")
     for _ in range(LOST - 1):
@@ -142,7 +150,7 @@ async def test_counters_fall_when_a_backup_is_restored_and_hybrid_tokens_raise_t
     guard.write("seats/42", token, str)
 
 
-@pytest.mark.parametrize("store", _SERVERS[3:], indirect=True)
+@pytest.mark.parametrize("store", _WITH_NUMBERS, indirect=True)
 async def test_numbers_of_the_store_fall_when_a_backup_is_restored_and_writes_raise_them(store: Store):
     last, guard = await restored(store, None)
     token = await store.grant()
