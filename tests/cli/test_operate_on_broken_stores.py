@@ -273,7 +273,7 @@ class TestMysql(OnMysql, BrokenStoreSuite):
     FAULTS: ClassVar = {
         "down": (down("mysql", "/app"), "Connection refused"),
         "wrong password": (lambda bench: contextlib.nullcontext(mysql_login(bench)), "wrong user or password"),
-        "no rights": (mysql_user(), "the user has no right to use this database"),
+        "no rights": (mysql_user(), "the user has no right to use it"),
         "read-only": (mysql_read_only, "the server is a replica, or read_only is on"),
     }
     DENIED = "the user lacks a right: SELECT, INSERT, UPDATE and DELETE on the tables"

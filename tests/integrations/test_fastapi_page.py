@@ -22,7 +22,7 @@ from web_servers import send, uvicorn_server
 from fencing_sdk import Lease, connect
 from fencing_sdk.integrations.fastapi import Leased, answer_problems, lifespan
 
-pytest_plugins = ["postgresql_fixtures"]
+pytest_plugins = ["mysql_fixtures", "postgresql_fixtures"]
 
 PAGE = "fastapi.md"
 LIMIT = 200  # seconds, for a machine that does much else
@@ -44,6 +44,20 @@ def test_a_guard_that_is_left_out_fails_a_test_of_the_page(tmp_path):
     code, output = run_pytest(tmp_path, "-c", "pytest.ini")
     assert code == pytest.ExitCode.TESTS_FAILED, output
     assert "1 failed, 4 passed" in output
+
+
+def test_on_mysql_five_buyers_get_one_seat(tmp_path, mysql_url):
+    """By a test of the page, with locks and seats in one database. The model needs a length there."""
+    write_from_page(PAGE, tmp_path)
+    page = (tmp_path / "test_shop.py").read_text()
+    seats = mysql_url.replace("mysql://", "mysql+asyncmy://")
+    for lite, served in (("memory://", mysql_url), ("sqlite+aiosqlite:///{tmp_path}/seats.db", seats)):
+        assert lite in page
+        page = page.replace(lite, served)
+    (tmp_path / "test_shop.py").write_text(page)
+    code, output = run_pytest(tmp_path, "-c", "pytest.ini", "-k", "five_buyers")
+    assert code == pytest.ExitCode.OK, output
+    assert "1 passed" in output
 
 
 ANSWERS = """

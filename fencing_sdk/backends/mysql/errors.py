@@ -70,7 +70,7 @@ CODES: dict[int, Verdict] = {
     2055: _LOST,
     4031: _LOST,
     # Another try cannot help.
-    1044: (BackendRefusedError, "the user has no right to use this database"),
+    1044: (BackendRefusedError, "the database does not exist, or the user has no right to use it"),
     1045: _LOGIN,
     1698: _LOGIN,
     1130: (BackendRefusedError, "the server takes no connections from this host"),

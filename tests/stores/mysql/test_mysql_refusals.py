@@ -62,7 +62,8 @@ LOGINS = {
     "no password": ("peter", "", "", "wrong user or password"),
     "unknown user": ("nobody", WRONG, "", "wrong user or password"),
     "missing database": ("mary", PASSWORD, "_not", "the database does not exist (1049)"),
-    "no right to the database": ("paul", PASSWORD, "", "the user has no right to use this database (1044)"),
+    "no right to the database": ("paul", PASSWORD, "", "or the user has no right to use it (1044)"),
+    "missing, without a right to it": ("peter", PASSWORD, "_not", "the database does not exist, or"),
 }
 
 
