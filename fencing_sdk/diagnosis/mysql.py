@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 
+from fencing_sdk._mysql import writers
 from fencing_sdk._mysql.driver import Rows, ServerError
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.reports import Finding, error, is_local
@@ -27,17 +28,16 @@ _OLDEST = {True: (10, 6), False: (8, 0)}
 _NEARLY_FULL = 0.9
 _VARIABLES = (
     "binlog_format",
-    "group_replication_single_primary_mode",
     "innodb_flush_log_at_trx_commit",
     "log_bin",
     "max_connections",
     "read_only",
     "sync_binlog",
     "version",
-    "wsrep_on",
+    *writers.VARIABLES,
 )
 _FACTS = (
-    f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(map(repr, _VARIABLES))})",
+    writers.ask_for(*_VARIABLES),
     "SHOW GLOBAL STATUS LIKE 'Threads_connected'",
     "SHOW SESSION STATUS LIKE 'Ssl_cipher'",
 )
@@ -68,8 +68,7 @@ class MysqlFacts:
         self.needed = "MariaDB 10.6" if self.mariadb else "MySQL 8.0"
         self.read_only = values.get("read_only", "OFF") != "OFF"
         self.flush = values.get("innodb_flush_log_at_trx_commit", "1")
-        self.galera = values.get("wsrep_on", "OFF") == "ON"
-        self.multi_primary = values.get("group_replication_single_primary_mode", "ON") == "OFF"
+        self.beside_others = writers.several_writers(values) is not None
         self.logged = values.get("log_bin", "OFF") == "ON"
         self.sync_binlog, self.format = values.get("sync_binlog", "1"), values.get("binlog_format", "ROW")
         self.used, self.limit = int(values.get("threads_connected", 0)), int(values.get("max_connections", 0))
@@ -94,7 +93,7 @@ CHECKS: tuple[Check[MysqlFacts], ...] = (
     Check("mysql.binlog-format", ERROR, lambda it: it.logged and it.format == "STATEMENT",
         "binlog_format is STATEMENT", "the server refuses READ COMMITTED with it, so no lock can be taken",
         "SET GLOBAL binlog_format = 'ROW', and in my.cnf"),
-    Check("mysql.writers", ERROR, lambda it: it.galera or it.multi_primary,
+    Check("mysql.writers", ERROR, lambda it: it.beside_others,
         "several servers take writes", "their row locks stay on one node, so two clients may get one lock",
         "use a server that writes alone; in Group Replication group_replication_single_primary_mode = ON"),
     Check("mysql.counter", WARNING, lambda it: it.logged and not it.hybrid,

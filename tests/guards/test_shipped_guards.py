@@ -9,11 +9,14 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
-import asyncpg
+import mysql_ways
+import postgresql_ways
 import pytest
+from mysql_programs import flavours
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, Token, guards
 from fencing_sdk.backends.memory import MemoryBackend
@@ -27,7 +30,7 @@ from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.testing.promises.fences import NO_RESOURCES
 
-pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "postgresql_fixtures", "redis_fixtures"]
+pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures"]
 
 
 # What is true of every guard that is shipped, and more than the contract asks for.
@@ -49,20 +52,46 @@ def heard():
     return []
 
 
-@pytest.fixture(params=[*SHIPPED, *SERVED, "sql on a server"])
-async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, heard):
+@asynccontextmanager
+async def on_postgresql(request):
+    async with postgresql_ways.opened("asyncpg", request.getfixturevalue("postgresql_server").url) as way:
+        yield way
+
+
+@asynccontextmanager
+async def on_mysql(request, *, flavour):
+    with request.getfixturevalue("shared_mysql")(flavour).fresh_database() as server:
+        async with mysql_ways.opened("asyncmy", server.url) as way:
+            yield way
+
+
+SQL_SERVERS = {
+    "sql on postgresql": on_postgresql,
+    **{f"sql on {flavour}": partial(on_mysql, flavour=flavour) for flavour in flavours()},
+}
+
+
+@pytest.fixture
+def ways():
+    """To a transaction of the guard's server, if that is one of SQL."""
+    return []
+
+
+@pytest.fixture(params=[*SHIPPED, *SERVED, *SQL_SERVERS])
+async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, heard, ways):
     servers = {"redis": redis_server, "etcd": etcd_server, "kahuna": kahuna_server}
     options = {"observers": [heard.append]}
     async with AsyncExitStack() as stack:
         if request.param in SERVED:
             yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url, **options))
-        elif request.param == "sql on a server":
-            yield SqlGuard(request.getfixturevalue("postgresql_server").url, **options)
+        elif request.param in SQL_SERVERS:
+            ways.append(await stack.enter_async_context(SQL_SERVERS[request.param](request)))
+            yield SqlGuard(ways[0].url, **options)
         else:
             yield SHIPPED[request.param](tmp_path, **options)
 
 
-async def write(guard, token, path, request):
+async def write(guard, token, path, ways):
     """Write by *guard*, with a token."""
     match guard:
         case MemoryGuard():
@@ -77,21 +106,17 @@ async def write(guard, token, path, request):
             with closing(sqlite3.connect(path / "app.db")) as connection, connection:
                 guard.admit_sync(connection, "a", token)
         case SqlGuard():
-            connection = await asyncpg.connect(request.getfixturevalue("postgresql_server").url)
-            try:
-                async with connection.transaction():
-                    await guard.admit(connection, "a", token)
-            finally:
-                await connection.close()
+            async with ways[0].begin() as transaction:
+                await guard.admit(transaction, "a", token)
 
 
-async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, heard, tmp_path, request):
+async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, heard, tmp_path, ways):
     new, old, other = Token(34, "bbbbbbbb"), Token(33, "aaaaaaaa"), Token(34, "cccccccc")
     await guard.raise_to("a", new)
-    await write(guard, new, tmp_path, request)
+    await write(guard, new, tmp_path, ways)
     for token in (old, other):
         with pytest.raises(StaleTokenError):
-            await write(guard, token, tmp_path, request)
+            await write(guard, token, tmp_path, ways)
         with pytest.raises(StaleTokenError):
             await guard.raise_to("a", token)
     raised, *refused = heard

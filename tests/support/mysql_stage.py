@@ -20,6 +20,15 @@ OTHERS = "db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
 SESSIONS = f"SELECT id, info FROM information_schema.processlist WHERE {OTHERS}"
 SLEEPERS = f"SELECT id FROM information_schema.processlist WHERE {OTHERS} AND info LIKE 'SELECT SLEEP(%'"
 
+SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
+    "mariadb": ({"wsrep_on": True}, "the server is a node of Galera"),
+    "mysql": (
+        {"plugin_load_add": "group_replication.so", "group_replication_single_primary_mode": False},
+        "group replication runs with several primaries",
+    ),
+}
+"""Settings of one of several servers that take writes, and what a refusal says. The others are not started."""
+
 
 def user(
     server: MysqlServer,

@@ -2,15 +2,18 @@
 
 import sqlite3
 
+import aiomysql
+import asyncmy.connection
 import asyncpg
 import psycopg
+import pymysql
 from psycopg.rows import DictRow, TupleRow
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session
 
 from fencing_sdk import connect
-from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.guards.sql import FenceColumn, SqlGuard
 
 locks = connect("memory://")
 guard = SqlGuard(create_async_engine("sqlite+aiosqlite:///app.db"))
@@ -49,3 +52,32 @@ async def connections_that_block(
         guard.admit_sync(transaction, "a", 1)
         guard.admit_all_sync(transaction, {"a": 1, "b": 2})
         await guard.admit(transaction, "a", 1)
+
+
+async def connections_to_mysql(
+    plain: asyncmy.connection.Connection,  # which has no types, so that a type checker takes it for anything
+    of_aiomysql: aiomysql.Connection,
+    blocking: pymysql.Connection[pymysql.cursors.Cursor],
+    with_other_rows: pymysql.Connection[pymysql.cursors.DictCursor],
+) -> None:
+    async with locks.multilock("a", "b", fences=[SqlGuard("mysql://app@localhost/app")]) as held:
+        for awaited in (plain, of_aiomysql):
+            await guard.admit(awaited, "a", 1)
+            await guard.admit_all(awaited, held.tokens)
+            await guard.raise_in(awaited, "a", 1)
+    for connection in (blocking, with_other_rows):
+        guard.admit_sync(connection, "a", 1)
+        guard.admit_all_sync(connection, {"a": 1, "b": 2})
+        await guard.admit(connection, "a", 1)
+
+
+async def outcomes_of_a_column(
+    column: FenceColumn,
+    session: AsyncSession,
+    blocking: pymysql.Connection[pymysql.cursors.DictCursor],
+    cursor: pymysql.cursors.DictCursor,
+) -> bool:
+    await column.check(session)
+    column.check_sync(blocking)
+    found: bool = await column.written(session, 42, 7, "UPDATE 1")
+    return found and column.written_sync(blocking, 42, 7, cursor)

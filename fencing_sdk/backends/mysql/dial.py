@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from fencing_sdk._http.tls import distrust
-from fencing_sdk._mysql import driver
+from fencing_sdk._mysql import driver, writers
 from fencing_sdk._mysql.driver import MysqlDriverConnection, code_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
@@ -29,13 +29,7 @@ _HEAD_START = 0.5
 SCHEMA = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
 _TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
 _SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
-_VARIABLES = (
-    "read_only",
-    "innodb_flush_log_at_trx_commit",
-    "wsrep_on",
-    "group_replication_single_primary_mode",
-)
-_SHOW_VARIABLES = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(map(repr, _VARIABLES))})"
+_SHOW_VARIABLES = writers.ask_for("read_only", "innodb_flush_log_at_trx_commit", *writers.VARIABLES)
 _SYNTAX = 1064
 """What a server or a proxy says to a second statement in one text."""
 _NO_HOST = 2003
@@ -228,18 +222,14 @@ async def _check_writable(session: MysqlSession) -> None:
         BackendRefusedError: it loses what it has acknowledged, or other servers write the same rows.
     """
     (found,) = await session.ask(_SHOW_VARIABLES)
-    values = {str(name): str(value).upper() for name, value in found}
+    values = writers.values_of(found)
     if values.get("read_only", "OFF") != "OFF":
         raise BackendUnavailableError(
             BACKEND, "connect", "the server is a replica, or read_only is on for another reason"
         )
-    refusal = None
+    refusal = writers.several_writers(values)
     if values.get("innodb_flush_log_at_trx_commit") == "0":
         refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"
-    elif values.get("wsrep_on", "OFF") == "ON":
-        refusal = "the server is a node of Galera, where several nodes take writes; use a server that writes alone"
-    elif values.get("group_replication_single_primary_mode", "ON") == "OFF":
-        refusal = "group replication runs with several primaries; set group_replication_single_primary_mode = ON"
     if refusal is not None:
         raise BackendRefusedError(BACKEND, "connect", refusal)
 

@@ -177,7 +177,7 @@ class SqlGuard(Uncopied):
         Raises:
             StaleTokenError: the resource has seen a later token.
             UsageError: the ``search_path`` leads to another table of fences than before.
-            UnsupportedError: the guard was built without a database.
+            UnsupportedError: the guard was built without a database, or other servers take writes beside this one.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):

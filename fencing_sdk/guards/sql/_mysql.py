@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fencing_sdk._mysql import writers
 from fencing_sdk._values.token import Token, conflicting
-from fencing_sdk.errors import UsageError, shown
+from fencing_sdk.errors import UnsupportedError, UsageError, shown
 from fencing_sdk.guards._verdict import refusal
 from fencing_sdk.guards.sql._fence_table import FenceTable, quoted, stored_fence
 from fencing_sdk.guards.sql._protocols import MYSQL
@@ -77,6 +78,7 @@ class MysqlFences(FenceTable):
         self._name = quoted(table, self.quote)
         self._own: object = None
         """The database in which the guard raises fences, once it has raised one."""
+        self._writes_alone = False
 
     @classmethod
     def check_column(cls, table: str, column: str) -> Steps[None]:
@@ -122,8 +124,14 @@ class MysqlFences(FenceTable):
     def raise_fence(
         self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
     ) -> Steps[None]:
-        """Do so, and set the session's time to wait for a row back afterwards, which has whole seconds."""
+        """
+        Do so, and set the session's time to wait for a row back afterwards, which has whole seconds.
+
+        With ``own`` the connection may be the guard's, and lead to another node than that of the writers.
+        """
         self._refuse_autocommit(transaction)
+        if own and not self._writes_alone:
+            yield from self._refuse_several_writers()
         yield _SHORTER_WAIT.format(seconds=max(1, round(wait))), ()
         try:
             database = yield from self._admit(transaction, {resource: token}, own=own)
@@ -164,6 +172,13 @@ class MysqlFences(FenceTable):
         if own or self._own is not None:
             self._refuse_other(database)
         return database
+
+    def _refuse_several_writers(self) -> Steps[None]:
+        values = writers.values_of((yield writers.ask_for(*writers.VARIABLES), ()))
+        if (why := writers.several_writers(values)) is not None:
+            msg = f"SqlGuard raises no fence that other nodes may miss: {why}"
+            raise UnsupportedError(msg)
+        self._writes_alone = True
 
     def _fence(self, transaction: Transaction, resource: str) -> Steps[Sequence[Row]]:  # noqa: ARG002
         rows = yield from self._fetch(_FENCE.format(table=self._name), (_digits(resource),))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from local_ports import HOST, free_port
 from mysql_server import MysqlServer
-from mysql_stage import NEEDED, nothing_left, sessions, user
+from mysql_stage import NEEDED, SEVERAL, nothing_left, sessions, user
 from postgresql_stage import everything_shown_by
 from serving import serving
 from stays import LEAVING, PATIENCE, SHORT, opened, renewed_or_over, staying
@@ -249,15 +249,6 @@ async def test_a_server_that_cannot_keep_a_lock_is_refused(case, start_mysql):
     error = await complaint(server.url)
     assert type(error) is kind
     assert said in str(error)
-
-
-SEVERAL: dict[str, tuple[dict[str, Any], str]] = {
-    "mariadb": ({"wsrep_on": True}, "the server is a node of Galera"),
-    "mysql": (
-        {"plugin_load_add": "group_replication.so", "group_replication_single_primary_mode": False},
-        "group replication runs with several primaries",
-    ),
-}
 
 
 async def test_a_server_that_may_be_one_of_several_that_take_writes_is_refused(mysql_flavour, start_mysql):
