@@ -12,6 +12,8 @@ A module asks for them with ``pytest_plugins = ["postgresql_fixtures", "mysql_fi
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
 
 import guard_database
 import mysql_ways
@@ -47,6 +49,19 @@ class PostgresqlStage:
             await asyncio.sleep(0.01)
         pytest.fail(f"never: {query}")
 
+    async def no_other_transaction(self, way, transaction):
+        """Wait until no other session is in the middle of something."""
+        own = await way.pid(transaction)
+        query = """
+            SELECT 1 FROM pg_stat_activity
+            WHERE datname = current_database() AND xact_start IS NOT NULL AND pid NOT IN ($1, pg_backend_pid())
+        """
+        for _ in range(2_000):
+            if not await self.server.fetch(query, own):
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("a transaction is left")
+
     def wants_a_retry(self, error) -> bool:
         return postgresql_ways.sqlstate(error) == "40001"
 
@@ -67,6 +82,9 @@ class MysqlStage(PostgresqlStage):
 
     async def is_waiting(self):
         await self.server.has_a_waiter()
+
+    async def no_other_transaction(self, way, transaction):
+        """Nothing is promised: these servers notice a connection that has ended once they have waited for the row."""
 
     def wants_a_retry(self, error) -> bool:
         return mysql_ways.code_of(error) in {1213, 1020}
@@ -111,15 +129,47 @@ async def _emptied(server):
     return server
 
 
+@pytest.fixture
+def stage_of(request, _mysql_guard_databases):
+    """Look at a server from outside; on MySQL the table of fences is there."""
+    database = partial(request.getfixturevalue, "_guard_database")
+
+    async def stage(kind):
+        if kind == "postgresql":
+            return PostgresqlStage(await guard_database.emptied(database()))
+        server = await _emptied(_mysql_guard_databases(kind))
+        await server.execute(SqlGuard().ddl("mysql"))
+        return MysqlStage(server)
+
+    return stage
+
+
 @pytest.fixture(params=COLUMNS, ids="-".join)
-async def way(request, _mysql_guard_databases):
+async def way(request, stage_of):
     """Each way to a transaction of each server; its `stage` looks at the server from outside."""
     kind, name = request.param
-    if kind == "postgresql":
-        stage = PostgresqlStage(await guard_database.emptied(request.getfixturevalue("_guard_database")))
-    else:
-        stage = MysqlStage(await _emptied(_mysql_guard_databases(kind)))
-        await stage.server.execute(SqlGuard().ddl("mysql"))
+    stage = await stage_of(kind)
     async with postgresql_ways.opened(name, stage.server.url, stage.ways) as way:
         way.stage = stage
         yield way
+
+
+OWN = [("postgresql", how) for how in ("url", "connection", "connection-psycopg")]
+OWN += [(flavour, how) for flavour in flavours() for how in ("url", "connection", "connection-aiomysql")]
+
+
+@pytest.fixture(params=OWN, ids="-".join)
+async def own_guard(request, stage_of):
+    """A guard that raises fences by itself, in each way, with a `way` for those who write."""
+    kind, how = request.param
+    stage = await stage_of(kind)
+    async with AsyncExitStack() as stack:
+
+        async def opened(name):
+            way = await stack.enter_async_context(postgresql_ways.opened(name, stage.server.url, stage.ways))
+            way.stage = stage
+            return way
+
+        guard = SqlGuard(stage.server.url if how == "url" else (await opened(how)).engine)
+        guard.way = await opened("asyncpg" if kind == "postgresql" else "asyncmy")
+        yield guard

@@ -5,9 +5,11 @@ import contextlib
 import sqlite3
 from contextlib import closing
 
+import anyio
 import pytest
 
-from fencing_sdk import StaleTokenError, Token
+from fencing_sdk import LeaseLostError, LockClient, StaleTokenError, Token
+from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures", "guard_database", "guard_stages"]
@@ -175,6 +177,56 @@ async def test_a_zombie_is_admitted_if_the_later_writer_has_rolled_back(way):
             raise ZeroDivisionError
     await late
     assert (await way.stage.fence(), await way.read("a")) == (33, "old")
+
+
+# The guard's own transactions.
+
+
+async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(own_guard):
+    """The next holder has written nothing yet."""
+    guard, way, store = own_guard, own_guard.way, MemoryBackend()
+    async with LockClient(store) as locks:
+        lock = locks.lock("a", fences=[guard])
+        zombie = await lock.acquire()
+        stale = zombie.token
+        await way.write(guard, "a", stale, "in time")
+        store.take_away("a")
+        async with lock as lease:
+            with pytest.raises(StaleTokenError):
+                await way.write(guard, "a", stale, "too late")
+            assert await way.read("a") == "in time"
+            await way.write(guard, "a", lease.token, "by the next holder")
+        await zombie.release()
+
+
+async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(own_guard):
+    """Nothing is left behind: no statement that waits at the server, no open transaction, no fence."""
+    guard, way = own_guard, own_guard.way
+    await guard.raise_to("a", OLD)
+    async with way.begin() as transaction:
+        await guard.admit(transaction, "a", OLD)
+        raising = asyncio.create_task(guard.raise_to("a", NEW))
+        await way.stage.is_waiting()
+        raising.cancel()
+        with anyio.fail_after(20):
+            with pytest.raises(asyncio.CancelledError):
+                await raising
+            await way.stage.no_other_transaction(way, transaction)
+    assert await way.stage.fence() == 33
+    await guard.raise_to("a", NEW)
+
+
+async def test_the_deadline_of_a_lease_ends_the_waiting_for_a_held_fence(own_guard):
+    guard, way = own_guard, own_guard.way
+    await guard.raise_to("a", 0)
+    async with LockClient(MemoryBackend()) as locks, way.begin() as transaction:
+        await guard.admit(transaction, "a", 0)
+        with anyio.fail_after(20):
+            with pytest.raises(LeaseLostError):
+                await locks.lock("a", max_hold=0.3, fences=[guard]).acquire()
+            await way.stage.no_other_transaction(way, transaction)
+        assert await locks.inspect("a") is None
+    assert await way.stage.fence() == 0
 
 
 # In a given transaction.

@@ -6,26 +6,25 @@ import random
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-import anyio
 import asyncmy
 import pymysql
 import pytest
+from mysql_stage import SEVERAL
 from mysql_ways import WAYS, code_of, opened
 from pymysql.constants import CLIENT
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+from through_a_way import ThroughAWay
 
 from fencing_sdk import (
     BackendRefusedError,
     ConfigurationError,
-    LockClient,
     StaleTokenError,
     Token,
     UsageError,
     connect,
 )
 from fencing_sdk.abc._powers import TransactionalGuard
-from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import FenceColumn, SqlGuard
 from fencing_sdk.testing.suites import GuardSuite
@@ -51,44 +50,17 @@ async def tables(server):
 # The contract.
 
 
-class MysqlSuite(GuardSuite):
-    several = True
-    way: str
-
-    def make_guard(self, way):
-        return SqlGuard(way.url)
-
-    @asynccontextmanager
-    async def opened(self, url):
-        async with opened(self.way, url) as way:
-            guard = self.make_guard(way)
-            guard.way = way  # what the adapters write through
-            yield guard
-
-    @pytest.fixture
-    async def guard(self, server):
-        async with self.opened(server.url) as guard:
-            yield guard
-
-    @asynccontextmanager
-    async def reopen(self, guard):
-        async with self.opened(guard.way.url) as other:
-            yield other
-
-    async def write(self, guard, resource, token, value):
-        await guard.way.write(guard, resource, token, value)
+class MysqlSuite(ThroughAWay, GuardSuite):
+    ways = WAYS
 
     async def write_all(self, guard, tokens, values):
         """Above READ COMMITTED new resources, which another step takes back, may make a deadlock: try again."""
         while True:
             try:
-                return await guard.way.write_all(guard, tokens, values)
+                return await super().write_all(guard, tokens, values)
             except Exception as error:
                 if code_of(error) != 1213:
                     raise
-
-    async def read(self, guard, resource):
-        return await guard.way.read(resource)
 
 
 class TestWithAUrlAndAsyncmy(MysqlSuite):
@@ -110,7 +82,7 @@ class TestWithAnEngineAndSessions(MysqlSuite):
 
 
 async def test_names_that_the_collations_take_for_equal_are_several(server):
-    names = ["a", "A", "a ", "ä", "a\u0308", "ß", "ss", "\N{LOCK}", "x" * 512]
+    names = ["a", "A", "a ", "ä", "a\u0308", "ß", "ss", "\N{LOCK}", "x" * 512, "\U0001d49c" * 127 + "    "]
     guard = SqlGuard(server.url)
     for token, name in enumerate(names):
         await guard.raise_to(name, token)
@@ -331,48 +303,6 @@ def test_the_statement_is_the_same_for_both_servers_and_every_guard():
 # Transactions of its own, and in those of a store.
 
 
-@pytest.fixture(params=["url", "connection", "connection-aiomysql"])
-async def guard(request, server):
-    """A guard that raises fences by itself, in each way."""
-    if request.param == "url":
-        yield SqlGuard(server.url)
-        return
-    async with opened(request.param, server.url) as way:
-        yield SqlGuard(way.engine)
-
-
-async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(guard, server):
-    """The next holder has written nothing yet."""
-    store = MemoryBackend()
-    async with LockClient(store) as locks, opened("asyncmy", server.url) as way:
-        lock = locks.lock("a", fences=[guard])
-        zombie = await lock.acquire()
-        stale = zombie.token
-        await way.write(guard, "a", stale, "in time")
-        store.take_away("a")
-        async with lock as lease:
-            with pytest.raises(StaleTokenError):
-                await way.write(guard, "a", stale, "too late")
-            assert await way.read("a") == "in time"
-            await way.write(guard, "a", lease.token, "by the next holder")
-        await zombie.release()
-
-
-async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(guard, server):
-    await guard.raise_to("a", OLD)
-    async with server.connected() as connection:
-        await guard.admit(connection, "a", OLD)
-        raising = asyncio.create_task(guard.raise_to("a", NEW))
-        await server.has_a_waiter()
-        raising.cancel()
-        with anyio.fail_after(20):
-            with pytest.raises(asyncio.CancelledError):
-                await raising
-        await connection.commit()
-    assert await fence(server) == 33
-    await guard.raise_to("a", NEW)
-
-
 async def test_an_engine_at_serializable_raises_a_fence_that_was_raised_meanwhile(server):
     """No caller would try again, as MariaDB with snapshots wants it."""
     mariadb = server.flavour == "mariadb"
@@ -468,6 +398,17 @@ async def test_the_second_host_is_asked_when_the_first_is_not_there(server, unus
     guard = SqlGuard(server.url.replace(address, f"127.0.0.1:{unused_tcp_port},{address}"))
     await guard.raise_to("a", NEW)
     assert await fence(server) == 34
+
+
+async def test_no_fence_is_raised_on_one_of_several_servers_that_take_writes(mysql_flavour, start_mysql):
+    """The guard's connection may lead to another node than those of the writers."""
+    settings, said = SEVERAL[mysql_flavour]
+    server = await asyncio.to_thread(start_mysql, **settings)
+    server.ask(SqlGuard().ddl("mysql"))
+    guard = SqlGuard(server.url)
+    with pytest.raises(UnsupportedError, match=f"raises no fence that other nodes may miss: {said}"):
+        await guard.raise_to("a", NEW)
+    assert await fence(server) is None
 
 
 async def test_a_server_that_is_not_there_is_the_drivers_error(unused_tcp_port):

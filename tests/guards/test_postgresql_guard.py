@@ -12,6 +12,7 @@ from postgresql_ways import WAYS, Alchemy, opened, sqlstate
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
+from through_a_way import ThroughAWay
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
 from fencing_sdk.errors import UnsupportedError
@@ -39,55 +40,18 @@ async def fence(server, resource="a"):
 # The contract.
 
 
-class PostgresqlSuite(GuardSuite):
-    several = True
-    way: str
-
-    def make_guard(self, way):
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def opened(self, url):
-        async with opened(self.way, url) as way:
-            guard = self.make_guard(way)
-            guard.way = way  # what the adapters write through
-            yield guard
-
-    @pytest.fixture
-    async def guard(self, server):
-        async with self.opened(server.url) as guard:
-            yield guard
-
-    @asynccontextmanager
-    async def reopen(self, guard):
-        async with self.opened(guard.way.url) as other:
-            yield other
-
-    async def write(self, guard, resource, token, value):
-        await guard.way.write(guard, resource, token, value)
-
-    async def write_all(self, guard, tokens, values):
-        await guard.way.write_all(guard, tokens, values)
-
-    async def read(self, guard, resource):
-        return await guard.way.read(resource)
-
-
-class TestWithAUrlAndAPoolOfAsyncpg(PostgresqlSuite):
+class TestWithAUrlAndAPoolOfAsyncpg(ThroughAWay, GuardSuite):
     way = "asyncpg-pool"
 
-    def make_guard(self, way):
-        return SqlGuard(way.url)
 
-
-class TestWithAnEngineAndSessions(PostgresqlSuite):
+class TestWithAnEngineAndSessions(ThroughAWay, GuardSuite):
     way = "session"
 
     def make_guard(self, way):
         return SqlGuard(way.engine)
 
 
-class TestWithAnEngineAndConnectionsOfPsycopg(PostgresqlSuite):
+class TestWithAnEngineAndConnectionsOfPsycopg(ThroughAWay, GuardSuite):
     @asynccontextmanager
     async def opened(self, url):
         async with opened("connection-psycopg", url) as other, opened("psycopg", url) as way:

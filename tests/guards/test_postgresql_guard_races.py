@@ -8,8 +8,7 @@ import asyncpg
 import pytest
 from postgresql_ways import WAYS, opened
 
-from fencing_sdk import LeaseLostError, LockClient, StaleTokenError, Token
-from fencing_sdk.backends.memory import MemoryBackend
+from fencing_sdk import StaleTokenError, Token
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
@@ -128,71 +127,6 @@ async def test_writers_that_try_again_lose_no_update(level, server):
 
 
 # The guard's own transactions.
-
-
-@pytest.fixture(params=["url", "connection", "connection-psycopg"])
-async def guard(request, server):
-    """A guard that raises fences by itself, in each way."""
-    if request.param == "url":
-        yield SqlGuard(server.url)
-        return
-    async with opened(request.param, server.url) as way:
-        yield SqlGuard(way.engine)
-
-
-async def test_a_zombie_is_refused_from_the_moment_the_fence_is_raised(guard, asyncpg_way):
-    """The next holder has written nothing yet."""
-    store = MemoryBackend()
-    async with LockClient(store) as locks:
-        lock = locks.lock("a", fences=[guard])
-        zombie = await lock.acquire()
-        stale = zombie.token
-        await asyncpg_way.write(guard, "a", stale, "in time")
-        store.take_away("a")
-        async with lock as lease:
-            with pytest.raises(StaleTokenError):
-                await asyncpg_way.write(guard, "a", stale, "too late")
-            assert await asyncpg_way.read("a") == "in time"
-            await asyncpg_way.write(guard, "a", lease.token, "by the next holder")
-        await zombie.release()
-
-
-async def test_raising_waits_for_a_writer_and_is_let_go_when_it_is_cancelled(guard, asyncpg_way, looking):
-    """Nothing is left behind: no statement that waits at the server, no open transaction, no fence."""
-    await guard.raise_to("a", OLD)
-    async with asyncpg_way.begin() as transaction:
-        await guard.admit(transaction, "a", OLD)
-        raising = asyncio.create_task(guard.raise_to("a", NEW))
-        await is_waiting(looking)
-        raising.cancel()
-        with anyio.fail_after(20):
-            with pytest.raises(asyncio.CancelledError):
-                await raising
-            await no_other_transaction(looking, transaction)
-    assert await fence(looking) == 33
-    await guard.raise_to("a", NEW)
-
-
-async def test_the_deadline_of_a_lease_ends_the_waiting_for_a_held_fence(guard, asyncpg_way, looking):
-    await guard.raise_to("a", 0)
-    async with LockClient(MemoryBackend()) as locks, asyncpg_way.begin() as transaction:
-        await guard.admit(transaction, "a", 0)
-        with anyio.fail_after(20):
-            with pytest.raises(LeaseLostError):
-                await locks.lock("a", max_hold=0.3, fences=[guard]).acquire()
-            await no_other_transaction(looking, transaction)
-        assert await locks.inspect("a") is None
-    assert await fence(looking) == 0
-
-
-async def no_other_transaction(looking, transaction):
-    """Wait until no other session is in the middle of something."""
-    own = await transaction.fetchval("SELECT pg_backend_pid()")
-    query = """
-        SELECT count(*) = 0 FROM pg_stat_activity
-        WHERE datname = current_database() AND xact_start IS NOT NULL AND pid NOT IN ($1, pg_backend_pid())
-    """
-    await eventually(looking, query, own)
 
 
 async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(server, asyncpg_way, looking):
