@@ -26,7 +26,6 @@ from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.row_backend import random_text
-from fencing_sdk.backends.mysql.errors import NO_TABLE
 from fencing_sdk.backends.mysql.rows import message
 from fencing_sdk.backends.mysql.session import MysqlSession
 
@@ -45,7 +44,7 @@ _KNOWN = 16
 """Messages to all that may be committed in another order than that of their numbers."""
 _LAST_PAUSE = 15.0
 """Seconds between two attempts to connect while the server does not answer; the first ones are faster."""
-_PROCESSES = "SELECT id, info FROM {}.processlist WHERE info LIKE 'SELECT SLEEP(%'"
+_PROCESSES = "SELECT id, info FROM {}.processlist WHERE id = CONNECTION_ID() OR info LIKE 'SELECT SLEEP(%'"
 _CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
 
 
@@ -193,15 +192,15 @@ async def end(session: MysqlSession, number: int, client: str) -> None:
 async def _sleepers(session: MysqlSession) -> list[tuple[int, str]]:
     if not session.direct:
         return []
-    if session.is_mariadb:
-        (found,) = await session.ask(_PROCESSES.format("information_schema"))
-    else:
+    found: Rows = ()
+    if not session.is_mariadb:
         try:
             (found,) = await session.ask(_PROCESSES.format("performance_schema"))
-        except ServerError as error:
-            if code_of(error) != NO_TABLE:
+        except ServerError:  # before 8.0.22, whatever that server says
+            if session.closed:
                 raise
-            (found,) = await session.ask(_PROCESSES.format("information_schema"))  # before 8.0.22, which does not warn
+    if not found:  # not even this connection: the performance schema is off
+        found, _ = await session.ask(_PROCESSES.format("information_schema"), "DO 0")  # of the last one come warnings
     texts = [(number, info.decode() if isinstance(info, bytes) else info) for number, info in found]
     return [(number, match[1]) for number, text in texts if (match := _CLIENT.search(text))]
 

@@ -20,6 +20,7 @@ from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
+from fencing_sdk.backends.mysql.session import MysqlSession
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
@@ -27,10 +28,10 @@ pytest_plugins = ["mysql_fixtures"]
 
 @pytest.fixture
 def no_polling(monkeypatch):
-    """No waiter tries again for a minute unless it is woken, and none is removed from the line because of that."""
+    """No waiter tries again unless it is woken, and none is removed from the line because of that."""
     monkeypatch.setattr(rules, "LINE_POLL", 240.0)
     monkeypatch.setattr(rules, "LINE_TTL", 900.0)
-    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
+    monkeypatch.setattr(LONGEST_PAUSE, 600.0)
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ async def served_after_release(server: MysqlServer, url: str, rival_url: str, **
 @pytest.mark.parametrize("ended", [False, True], ids=["", "after its connection was ended"])
 async def test_a_release_wakes_the_first_in_line_without_polling(ended, mysql_server, no_polling, long_sleep):
     async with opened(mysql_server.url) as (locks, _), opened(mysql_server.url, bell=False) as (others, _):
-        async with staying(others.lock("a", ttl=60)) as stay:
-            waiter = Stay(locks.lock("a", ttl=60), work=0)
+        async with staying(others.lock("a", ttl=600)) as stay:
+            waiter = Stay(locks.lock("a", ttl=600), work=0)
             await waiting(mysql_server, 1)
             sleeping = await asleep(mysql_server)
             await locks.inspect("other")  # now the try that was made while the bell was opened is answered
@@ -80,6 +81,25 @@ async def test_a_release_wakes_the_first_in_line_without_polling(ended, mysql_se
         await waiter.over()
         assert waiter.error is None
     await nothing_left(mysql_server)
+
+
+async def test_sleepers_are_found_where_the_performance_schema_is_off(
+    start_mysql, no_polling, long_sleep, monkeypatch, caplog
+):
+    """MariaDB's has no list of processes, as that of MySQL before 8.0.22."""
+    monkeypatch.setattr(MysqlSession, "is_mariadb", False)
+    server = await asyncio.to_thread(start_mysql, performance_schema=False)
+    async with opened(server.url) as (locks, _), opened(server.url, bell=False) as (others, _):
+        async with staying(others.lock("a", ttl=600)) as stay:
+            waiter = Stay(locks.lock("a", ttl=600), work=0)
+            await waiting(server, 1)
+            await asleep(server)
+            caplog.clear()
+            await stay.end()
+        assert await kills(server) == 1
+        await waiter.over()
+        assert waiter.error is None
+    assert [record.message for record in caplog.records if record.name == "asyncmy"] == []
 
 
 @pytest.fixture
