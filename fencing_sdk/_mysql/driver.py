@@ -21,15 +21,15 @@ LOCK_PATIENCE = 1
 """Seconds that a statement waits for a row. Renewals wait behind it, and the server's own default is 50."""
 TABLE_PATIENCE = 4
 """Seconds that a statement waits for a table that an operator has locked, or that several clients create."""
-TRIP_PATIENCE = 3
-"""Seconds that the server waits for a client in the middle of a text or of an answer."""
+READING_PATIENCE = 3
+"""Seconds that the server waits for a client in the middle of an answer."""
 _SETTINGS = (
     # UNIX_TIMESTAMP meets an hour that comes twice in any other zone, and a text that is too long would be cut.
     # A part of TRADITIONAL alone would make MySQL warn at every connection, which the driver logs.
     "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', "
     f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {TABLE_PATIENCE}, "
-    # A client that froze while it reads or sends would keep its rows locked for a minute.
-    f"net_read_timeout = {TRIP_PATIENCE}, net_write_timeout = {TRIP_PATIENCE}"
+    # A client that froze before a large answer would keep its rows locked for a minute.
+    f"net_write_timeout = {READING_PATIENCE}"
 )
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 

@@ -1,9 +1,9 @@
 """
 One open connection, and what a transaction on it is.
 
-A transaction has two texts of several statements, so two round trips. Between them the server ends the connection after
-`PAUSE` seconds of silence: otherwise a client that froze there would keep its rows locked for eight hours. A service
-between that refuses several statements in one text gets them one by one.
+A transaction has two texts of several statements, so two round trips. Between them, and in the middle of the second,
+the server ends the connection after `PAUSE` seconds of silence: otherwise a client that froze there would keep its rows
+locked for eight hours. A service between that refuses several statements in one text gets them one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fencing_sdk.backends.mysql.errors import GONE
 T = TypeVar("T")
 
 PAUSE = 3
-"""Seconds between the two texts of a transaction after which the server rolls it back."""
+"""Seconds of silence within a transaction after which the server rolls it back."""
 _IDLE = 28800
 """Seconds of silence outside of a transaction, as the servers have it by default."""
 _CLOSE_PATIENCE = 0.5

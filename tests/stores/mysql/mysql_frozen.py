@@ -1,11 +1,14 @@
 """
-A process that stops itself in the middle of a transaction, as a machine may that is suspended.
+A process that stops itself in the middle of an acquisition, as a machine may that is suspended.
 
-    mysql_frozen.py URL NAME
+    mysql_frozen.py URL NAME WHERE
 
-It says "ready", waits for a line, and stops itself between the two texts of an acquisition. When it goes on, it says
+It says "ready", waits for a line, and stops itself once the row of the lock is locked: between the two texts of the
+transaction, while it sends the second one, or before it reads the answer to the first one. When it goes on, it says
 "answered" and what the acquisition returned, and ends.
 """
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -14,9 +17,9 @@ import sys
 from typing import Any
 
 from fencing_sdk import BackendUnavailableError
+from fencing_sdk._dialing import DialingLoop
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.mysql import from_url
-from fencing_sdk.backends.mysql.rows import NameRows
 
 
 def say(*words: object) -> None:
@@ -24,20 +27,41 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-async def main(url: str, name: str) -> None:
+class Transport:
+    """Sends what the driver writes, and stops the process once."""
+
+    stopped = False
+
+    def __init__(self, transport: asyncio.Transport, where: str) -> None:
+        self._transport = transport
+        self._marker = b"INSERT INTO fencing_lock" if where == "reading" else b"UPDATE fencing_lock"
+        self._share = {"between": 0.0, "sending": 0.5, "reading": 1.0}[where]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._marker in data and not Transport.stopped:
+            Transport.stopped = True
+            sent = int(self._share * len(data))
+            self._transport.write(data[:sent])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            data = data[sent:]
+        self._transport.write(data)
+
+
+async def main(url: str, name: str, where: str) -> None:
+    dial = DialingLoop.create_connection
+
+    async def dialed(*arguments: Any, **options: Any) -> tuple[Transport, object]:
+        transport, protocol = await dial(*arguments, **options)
+        return Transport(transport, where), protocol
+
+    DialingLoop.create_connection = dialed  # type: ignore[method-assign]
     backend = from_url(url)
-    await backend.inspect(name)
+    await backend.open()
     say("ready")
     sys.stdin.readline()
-    read, stopped = NameRows.of_answers, []
-
-    def stop_once(*answers: Any) -> Any:
-        if not stopped:
-            stopped.append(True)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return read(*answers)
-
-    NameRows.of_answers = stop_once  # type: ignore[assignment]
     outcome: object
     try:
         outcome = await backend.acquire(Claim(name, 60.0))
