@@ -65,12 +65,17 @@ class NoConnectionError(Exception):
         return cls(*sorted({server for error in errors for server in error.servers}))
 
 
+_NO_TLS = "WRONG_VERSION_NUMBER"
+"""What OpenSSL finds in the first bytes of a server that has no TLS."""
+
+
 def reason_of(error: BaseException | None) -> str:
     """Return in the system's words why a connection did not open, or closed at once."""
     if isinstance(error, socket.gaierror):
         return error.strerror or "the name cannot be resolved"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {getattr(error, 'reason', None) or type(error).__name__}"  # only OpenSSL sets a reason
+        reason = getattr(error, "reason", None) or type(error).__name__  # only OpenSSL sets a reason
+        return f"TLS failed: {reason}" + (", the server answers without TLS" if reason == _NO_TLS else "")
     if isinstance(error, OSError):
         numbers = [error.errno] if error.errno else map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
         if texts := dict.fromkeys(os.strerror(number) for number in numbers):  # one for each address of the name

@@ -35,16 +35,28 @@ _RIGHTS = (
 )
 _OTHER_TABLES = "its tables named fencing_... are not those of this version; drop them, or name another database"
 _FULL = "the server, or the user, has no connection left; see max_connections and max_user_connections"
-_READ_ONLY: Verdict = (BackendUnavailableError, "the server takes no writes, because read_only is on")
+_LIMIT = (
+    "the user has no connection left, or no statement for this hour; see max_user_connections, and the limits in "
+    "SHOW CREATE USER"
+)
+_READ_ONLY: Verdict = (
+    BackendUnavailableError,
+    "the server takes no writes, because read_only is on, or transaction_read_only",
+)
 _TOO_LONG = "a statement took longer than max_statement_time or max_execution_time allows"
-_LOGIN: Verdict = (BackendRefusedError, "wrong user or password, or the server knows no such user at this host")
+_LOGIN: Verdict = (
+    BackendRefusedError,
+    "wrong user or password, no such user at this host, or one that has to use TLS, which ?tls=true does",
+)
+_EXPIRED: Verdict = (BackendRefusedError, "the user's password has expired; ALTER USER sets a new one")
+_LOCKED: Verdict = (BackendRefusedError, "the user's account is locked; ALTER USER ... ACCOUNT UNLOCK opens it")
 _LOST: Verdict = (BackendUnavailableError, "the connection broke")
 
 CODES: dict[int, Verdict] = {
     # Another try may help.
     1040: (BackendUnavailableError, _FULL),
     1203: (BackendUnavailableError, _FULL),
-    1226: (BackendUnavailableError, _FULL),
+    1226: (BackendUnavailableError, _LIMIT),
     LOCK_WAIT: (BackendUnavailableError, "another transaction keeps the row of the lock, or of its fence, locked"),
     1213: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1020: (BackendUnavailableError, "the transaction was rolled back again and again"),
@@ -63,6 +75,8 @@ CODES: dict[int, Verdict] = {
     1792: _READ_ONLY,
     1836: _READ_ONLY,
     1129: (BackendUnavailableError, "the server blocks this host after many errors; run FLUSH HOSTS there"),
+    1184: (BackendUnavailableError, "the server ended the new connection, perhaps because its init_connect fails"),
+    3032: (BackendUnavailableError, "the server is in offline_mode"),
     1927: _LOST,
     2003: (BackendUnavailableError, "no connection to the server"),
     2006: _LOST,
@@ -73,6 +87,10 @@ CODES: dict[int, Verdict] = {
     1044: (BackendRefusedError, "the database does not exist, or the user has no right to use it"),
     1045: _LOGIN,
     1698: _LOGIN,
+    1820: _EXPIRED,
+    1862: _EXPIRED,
+    3118: _LOCKED,
+    4151: _LOCKED,
     1130: (BackendRefusedError, "the server takes no connections from this host"),
     1049: (BackendRefusedError, "the database does not exist"),
     1046: (BackendRefusedError, "the URL names no database"),

@@ -86,6 +86,23 @@ async def test_a_login_is_refused_at_once_and_shown_nowhere(case, mysql_server, 
     assert not [secret for secret in (WRONG, PASSWORD, "s3cr") if secret in caplog.text]
 
 
+ACCOUNTS = {
+    "PASSWORD EXPIRE": "the user's password has expired",
+    "ACCOUNT LOCK": "the user's account is locked",
+    "REQUIRE SSL": "or one that has to use TLS, which ?tls=true does",
+    "WITH MAX_QUERIES_PER_HOUR 3": "or no statement for this hour",
+}
+
+
+@pytest.mark.parametrize("change", ACCOUNTS)
+async def test_an_account_that_does_not_let_its_user_in_is_named(change, mysql_server):
+    url = user(mysql_server)
+    mysql_server.ask(f"ALTER USER peter@'{HOST}' {change}")
+    error = await complaint(url)
+    assert ACCOUNTS[change] in str(error)
+    assert refused(error) is not change.startswith("WITH")
+
+
 @pytest.mark.parametrize(("name", "said"), [("peter", "1045"), ("nobody", "1044")])
 async def test_the_anonymous_user_that_takes_a_login_for_itself_is_refused(name, said, mysql_server):
     """It wins over ``'peter'@'%'``, as its host is the more specific one."""
@@ -239,6 +256,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], type[BackendError], str]] = {
         "binlog_format is STATEMENT; set it to ROW or MIXED (1665)",
     ),
     "replica": ({"read_only": True}, BackendUnavailableError, "the server is a replica, or read_only is on"),
+    "broken": ({"init_connect": "DO oops"}, BackendUnavailableError, "perhaps because its init_connect fails"),
 }
 
 

@@ -282,9 +282,20 @@ async def hanging_up() -> AsyncIterator[int]:
         yield port
 
 
+def without_tls() -> ssl.SSLError:
+    """What OpenSSL raises where a server answers in the clear."""
+    context = ssl.create_default_context()
+    received = ssl.MemoryBIO()
+    received.write(b"-ERR unknown command\r\n")
+    with pytest.raises(ssl.SSLError) as caught:
+        context.wrap_bio(received, ssl.MemoryBIO(), server_hostname="a").do_handshake()
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
+        (without_tls(), "TLS failed: WRONG_VERSION_NUMBER, the server answers without TLS"),
         (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
         (OSError("Multiple exceptions: [Errno 111] Connect ('::1', 1), [Errno 111] ..."), "Connection refused"),
         (OSError("Multiple exceptions: [Errno 113] a, [Errno 111] b"), "No route to host or Connection refused"),
