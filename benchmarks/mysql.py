@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 
 import asyncmy
 
-from benchmarks.table import Operation, Row, compare, compared, percentile, run
-from fencing_sdk import LockClient, connect
-from fencing_sdk.abc import Claim
+from benchmarks.cycle import cycle
+from benchmarks.table import Row, percentile, run
+from fencing_sdk import connect
 from fencing_sdk.backends.mysql import from_url
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
@@ -51,26 +51,9 @@ async def one_cycle(server: MysqlServer, *, times: int) -> list[Row]:
         await cursor.execute("UPDATE plain SET number = number + 1 WHERE id = 1")
         await cursor.execute("UPDATE plain SET number = number + 1 WHERE id = 1")
 
-    backend = from_url(server.url)
-
-    async def pair() -> None:
-        claim = Claim("bench", 60.0)
-        await backend.acquire(claim)
-        await backend.release(claim)
-
-    async with LockClient(backend) as locks:
-        held = locks.lock("bench scoped")
-
-        async def scoped() -> None:
-            async with held:
-                pass
-
-        contestants: dict[str, Operation] = {
-            "two updates by asyncmy": writes,
-            "backend.acquire, backend.release": pair,
-            "async with lock": scoped,
-        }
-        rows = compared(await compare(contestants, times=times), reach={"async with lock": CYCLE[server.flavour]})
+    rows = await cycle(
+        from_url(server.url), {"two updates by asyncmy": writes}, times=times, reach=CYCLE[server.flavour]
+    )
     await bare.ensure_closed()
     return rows
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import asyncpg
 
+from benchmarks.cycle import cycle
 from benchmarks.table import Operation, Row, compare, compared, percentile, run
 from fencing_sdk import LockClient, connect
 from fencing_sdk.abc import Claim, Renewal
@@ -49,27 +50,8 @@ async def one_cycle(server: PostgresqlServer, *, times: int) -> list[Row]:
         await write.fetchval("a")
         await write.fetchval("a")
 
-    backend = from_url(server.url)
-
-    async def pair() -> None:
-        claim = Claim("bench", 60.0)
-        await backend.acquire(claim)
-        await backend.release(claim)
-
-    async with LockClient(backend) as locks:
-        held = locks.lock("bench scoped")
-
-        async def scoped() -> None:
-            async with held:
-                pass
-
-        contestants: dict[str, Operation] = {
-            "two writes by asyncpg": writes,
-            "pg_try_advisory_lock, pg_advisory_unlock": advisory,
-            "backend.acquire, backend.release": pair,
-            "async with lock": scoped,
-        }
-        rows = compared(await compare(contestants, times=times), reach={"async with lock": 1.5})
+    beside = {"two writes by asyncpg": writes, "pg_try_advisory_lock, pg_advisory_unlock": advisory}
+    rows = await cycle(from_url(server.url), beside, times=times, reach=1.5)
     await bare.close()
     return rows
 

@@ -55,7 +55,7 @@ async def connections_that_block(
 
 
 async def connections_to_mysql(
-    plain: asyncmy.connection.Connection,  # which has no types, so that a type checker takes it for anything
+    plain: asyncmy.connection.Connection,
     of_aiomysql: aiomysql.Connection,
     blocking: pymysql.Connection[pymysql.cursors.Cursor],
     with_other_rows: pymysql.Connection[pymysql.cursors.DictCursor],

@@ -8,6 +8,7 @@ Every mistake is marked with the error that it must cause. A mark on a line that
 import sqlite3
 
 import aiomysql
+import asyncmy.connection
 import psycopg
 import pymysql
 from psycopg.rows import TupleRow
@@ -127,6 +128,7 @@ async def connections(
     file: sqlite3.Connection,
     awaited: psycopg.AsyncConnection[TupleRow],
     session: AsyncSession,
+    of_asyncmy: asyncmy.connection.Connection,
     of_aiomysql: aiomysql.Connection,
     cursor: pymysql.cursors.DictCursor,
 ) -> None:
@@ -134,6 +136,7 @@ async def connections(
     guard.admit_sync(awaited, "a", 1)  # type: ignore[arg-type]
     guard.admit_sync(session, "a", 1)  # type: ignore[arg-type]
     guard.admit_sync(file.cursor(), "a", 1)  # type: ignore[arg-type]
+    guard.admit_sync(of_asyncmy, "a", 1)  # type: ignore[arg-type]
     guard.admit_sync(of_aiomysql, "a", 1)  # type: ignore[arg-type]
     guard.admit_sync(cursor, "a", 1)  # type: ignore[arg-type]
     FenceColumn("seats").written_sync(file, 42, 7, cursor)  # type: ignore[call-arg]
