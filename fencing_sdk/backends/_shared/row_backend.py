@@ -295,9 +295,8 @@ class RowWaiter(Waiter):
     """
     A waiter, and the address that is written into its row.
 
-    The engine lets every waiter try again after some seconds. Where the store has just said of all waiters that it is
-    the turn of none, and the holder's ttl has not ended, the answer to that try is known: a hundred waiters of one
-    client would ask a server twenty times a second for nothing.
+    The engine lets every waiter try again after some seconds. If the store has just said that another client has the
+    turn, and the holder's ttl has not ended, the answer is known. A hundred waiters ask twenty times a second in vain.
     """
 
     __slots__ = ("_attended", "_busy_until", "address")
@@ -328,8 +327,7 @@ class RowWaiter(Waiter):
         """
         The answer to a try, if it is known without the store.
 
-        Who was ahead when the store refused may have gone since. The one that is ahead now keeps its turn for
-        `LINE_TTL` seconds without a sign of life, so the advice is no longer than that.
+        Its advice is `LINE_TTL` at most: one that is ahead by now keeps its turn for that long without a sign of life.
         """
         now = _CLOCK.now()
         known = now - self._attended < _KNOWN and now < self._busy_until
