@@ -1,4 +1,4 @@
-"""Our two ways to take a free lock and give it back, beside what a store's own driver does for the same."""
+"""Our two ways to acquire and release a free lock, beside what a store's own driver does for the same."""
 
 from __future__ import annotations
 
