@@ -295,8 +295,8 @@ class RowWaiter(Waiter):
     """
     A waiter, and the address that is written into its row.
 
-    The engine lets every waiter try again after some seconds. If the store has just said that another client has the
-    turn, and the holder's ttl has not ended, the answer is known. A hundred waiters ask twenty times a second in vain.
+    The engine lets every waiter try again after some seconds. If the store has just said that it is another one's
+    turn, and the holder's ttl has not ended, the answer is known: a hundred would ask twenty times a second in vain.
     """
 
     __slots__ = ("_attended", "_busy_until", "address")

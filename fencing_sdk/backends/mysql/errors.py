@@ -57,7 +57,10 @@ CODES: dict[int, Verdict] = {
     1040: (BackendUnavailableError, _FULL),
     1203: (BackendUnavailableError, _FULL),
     1226: (BackendUnavailableError, _LIMIT),
-    LOCK_WAIT: (BackendUnavailableError, "another transaction keeps the row of the lock, or of its fence, locked"),
+    LOCK_WAIT: (
+        BackendUnavailableError,
+        "another transaction keeps the row of the lock, or of its fence, or the whole table, locked",
+    ),
     1213: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1020: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1180: (BackendUnavailableError, "the server could not commit"),
