@@ -390,3 +390,24 @@ class LostAnswersSuite:
                 assert await bench.in_line("a") == 0
                 await stay.end()
         await nothing_left(bench)
+
+    async def test_a_waiter_that_could_not_say_that_it_leaves_loses_its_place(self, bench: AnsweringBench):
+        """Although another waiter of its client goes on waiting: the lock would be nobody's for as long as that."""
+        async with opened(bench.by_proxy) as (locks, _), opened(bench.url) as (others, _):
+            async with staying(others.lock("a", ttl=FAR)) as stay, staying(others.lock("b", ttl=FAR)) as other:
+                leaving, staying_on = Stay(locks.lock("a", ttl=FAR)), Stay(locks.lock("b", ttl=FAR))
+                await bench.waiting("a", 1)
+                await bench.waiting("b", 1)
+                following = Stay(others.lock("a", ttl=FAR, wait=PATIENCE))
+                await bench.waiting("a", 2)
+                lost = self.lose("lose_requests", "leave", bench, bench.leaves)
+                await leaving.abandon()
+                async with asyncio.timeout(PATIENCE):
+                    await lost
+                await stay.end()
+                await following.begun()
+                await following.end()
+                await other.end()
+                await staying_on.begun()
+                await staying_on.end()
+        await nothing_left(bench)

@@ -85,6 +85,8 @@ class AnsweringBench(StoreBench, Protocol):
 
     calls: Mapping[str, str]
     """A text that a call has in its request; ``first acquire``: on a server that is fresh."""
+    leaves: int
+    """How often a waiter asks to leave the line."""
 
 
 async def nothing_left(bench: WaitersBench, *, within: float = PATIENCE) -> None:
@@ -158,6 +160,7 @@ class RedisBench(Line):
             "leave": scripts.RELEASE.sha,
         }
     )
+    leaves = 2
 
     def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
         self.server, self.proxy = server, proxy
@@ -216,6 +219,7 @@ class PostgresqlBench(Line):
             **{call: f"fencing_{call}" for call in ("acquire", "renew", "release", "join", "leave")},
         }
     )
+    leaves = 2
 
     def __init__(self, server: PostgresqlServer, proxy: PostgresqlProxy) -> None:
         self.server, self.proxy = server, proxy
@@ -242,6 +246,7 @@ class MysqlBench(Line):
             "leave": "DELETE FROM fencing_waiter",
         }
     )
+    leaves = 3
 
     def __init__(self, server: MysqlServer, proxy: MysqlProxy) -> None:
         self.server, self.proxy = server, proxy

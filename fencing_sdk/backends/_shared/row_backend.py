@@ -132,8 +132,8 @@ class RowStore(Protocol):
         Give the signs of life of a *group* of waiters; return the claims that should try.
 
         These are the ones whose turn it is, and those that have lost their places and were put at the end of the line.
-        A waiter that leaves after this call must not come back by it: the request is made before the first suspension,
-        and no later one overtakes it.
+        Others of the group could not leave, and are deleted. A waiter that joins or leaves after this call is not
+        touched by it: the request is made before the first suspension, and no later one overtakes it.
         """
         ...
 

@@ -104,6 +104,9 @@ class OpenFile:
                 for claim, address in absent:
                     rules.join(SqliteRows(self._place, claim.name, now), claim, address)
         due.update((claim.name, claim.owner) for claim, _ in absent)
+        # The requests of these to leave have failed, and the sign of the others would keep their places.
+        if left := in_line - {(claim.name, claim.owner) for claim, _ in waiters}:
+            self.run([(name, partial(rules.leave, owner=owner)) for name, owner in left])
         return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
     def listen(self, socket: str) -> None:

@@ -268,6 +268,17 @@ def test_all_waiters_of_a_backend_live_by_one_sign(world: World):
         refused(rows, claim(holder.name))
 
 
+def test_a_waiter_that_could_not_leave_loses_its_place_although_another_of_its_backend_waits(world: World):
+    rows, holder, staying = world.open(), claim("a", ttl=100.0), claim("b")
+    granted(rows, holder)
+    granted(rows, claim("b", ttl=100.0))
+    leaving, following = Waiter(rows), Waiter(rows)
+    rows.join(staying, leaving.address)
+    assert rows.attend(leaving.address.group, [(staying, leaving.address)]) == []
+    rows.release(holder)
+    following.granted()
+
+
 def test_a_slot_of_one_who_has_left_may_be_taken_and_a_stopped_owner_keeps_no_stranger_alive(world: World):
     """Slots stay few, and the late sign of one that was passed over is not taken for another's."""
     rows = world.open()
