@@ -356,6 +356,18 @@ async def test_tables_that_are_dropped_while_a_client_is_open_are_created_again(
             await stay.end()
 
 
+async def test_tables_that_another_client_creates_at_the_same_time_cost_no_line_in_the_log(
+    mysql_server, caplog, monkeypatch
+):
+    """The servers note that a table exists, and the driver logs every note."""
+    async with opened(mysql_server.url) as (locks, _), locks.lock("a"):
+        pass
+    monkeypatch.setattr("fencing_sdk.backends.mysql.dial._SHOW_TABLES", "SELECT 'other'")  # as one looked before
+    async with opened(mysql_server.url) as (locks, _), locks.lock("a"):
+        pass
+    assert caplog.messages == []
+
+
 # Names, labels and reasons.
 
 
