@@ -27,7 +27,8 @@ _SETTINGS = (
     # UNIX_TIMESTAMP meets an hour that comes twice in any other zone, and a text that is too long would be cut.
     # A part of TRADITIONAL alone would make MySQL warn at every connection, which the driver logs.
     # It logs notes, too, such as that a table exists which another client has created in the same moment.
-    "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', sql_notes = 0, "
+    # Where each commit begins the next transaction, a statement of its own would not be committed.
+    "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', sql_notes = 0, completion_type = 0, "
     f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {TABLE_PATIENCE}, "
     # A client that froze before a large answer would keep its rows locked for a minute.
     f"net_write_timeout = {READING_PATIENCE}"

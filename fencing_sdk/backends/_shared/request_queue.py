@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 
-__all__ = ["ConnectionAbandonedError", "RequestConnection", "Session", "keep_in_children"]
+__all__ = ["ConnectionAbandonedError", "QueuedRequest", "RequestConnection", "Session", "keep_in_children"]
 
 SILENCE = 0.25
 """Seconds without an answer after which a connection is closed when a caller gives up."""
@@ -66,7 +66,9 @@ S = TypeVar("S", bound=Session)
 
 
 @dataclass(slots=True, eq=False)
-class _QueuedRequest(Generic[S]):
+class QueuedRequest(Generic[S]):
+    """A request that waits for the connection, or is under way."""
+
     body: Callable[[S], Awaitable[Any]]
     """What the request does on a session: one statement, or one transaction."""
     answer: asyncio.Future[Any]
@@ -103,16 +105,34 @@ class RequestConnection(Generic[S]):
         Raises:
             Exception: the error of *body*.
         """
+        return cast("T", await self.answer_to(self.put(body, urgent=urgent, must_run=must_run)))
+
+    def put(
+        self, body: Callable[[S], Awaitable[Any]], *, urgent: bool = False, must_run: bool = False
+    ) -> QueuedRequest[S]:
+        """Queue a request for `run` without waiting for it. Nobody has to ask for its answer."""
         if self._queue is None or not self._queue.owner.is_current:
             self._queue = _RequestQueue(self._dial_session, self._adapt_to)
-        request = self._queue.put(body, urgent=urgent, must_run=must_run)
+        return self._queue.put(body, urgent=urgent, must_run=must_run)
+
+    async def answer_to(self, request: QueuedRequest[S]) -> Any:
+        """
+        Wait for the answer to a request.
+
+        Raises:
+            Exception: the error of its body.
+        """
         try:
-            answer: T = await request.answer
+            return await request.answer
         except asyncio.CancelledError:
             if self._queue is not None:
                 self._queue.caller_gave_up()
             raise
-        return answer
+
+    def drop(self) -> None:
+        """Close the connection at once if a statement runs on it. The next request opens another."""
+        if self._queue is not None and self._queue.owner.is_current:
+            self._queue.drop()
 
     async def aclose(self) -> None:
         """Close the connection within a bounded time. The next request opens another."""
@@ -128,8 +148,8 @@ class _RequestQueue(Generic[S]):
         self.owner = LoopOwner()
         self._dial_session = dial
         self._adapt = adapt
-        self._urgent: deque[_QueuedRequest[S]] = deque()
-        self._others: deque[_QueuedRequest[S]] = deque()
+        self._urgent: deque[QueuedRequest[S]] = deque()
+        self._others: deque[QueuedRequest[S]] = deque()
         self._running = False
         self._runner: asyncio.Task[None] | None = None
         self._session: S | None = None
@@ -141,9 +161,9 @@ class _RequestQueue(Generic[S]):
         """How many connections in a row were closed without an answer."""
         self._closed = False
 
-    def put(self, body: Callable[[S], Awaitable[Any]], *, urgent: bool, must_run: bool) -> _QueuedRequest[S]:
+    def put(self, body: Callable[[S], Awaitable[Any]], *, urgent: bool, must_run: bool) -> QueuedRequest[S]:
         """Add a request, and start the task that runs requests unless it runs already."""
-        request = _QueuedRequest(body, self.owner.loop.create_future(), must_run)
+        request = QueuedRequest(body, self.owner.loop.create_future(), must_run)
         (self._urgent if urgent else self._others).append(request)
         if not self._running:
             self._running = True
@@ -159,12 +179,13 @@ class _RequestQueue(Generic[S]):
         finally:
             self._running = False
 
-    async def _answer(self, request: _QueuedRequest[S]) -> None:
+    async def _answer(self, request: QueuedRequest[S]) -> None:
         try:
             row = await self._run(request.body)
         except Exception as error:  # noqa: BLE001  (the caller that waits for the future raises it)
             if not request.answer.done():
                 request.answer.set_exception(error)
+                request.answer.exception()  # seen, also if nobody asks for it
         else:
             if not request.answer.done():
                 request.answer.set_result(row)
@@ -230,6 +251,11 @@ class _RequestQueue(Generic[S]):
                 self._dialing.cancel()
         elif self._asking and self._session is not None and waited >= SILENCE * 2**self._unanswered:
             self._unanswered = min(self._unanswered + 1, _MOST_DOUBLINGS)
+            self._session.drop()
+
+    def drop(self) -> None:
+        """Close the connection if a statement runs on it."""
+        if self._asking and self._session is not None:
             self._session.drop()
 
     async def aclose(self) -> None:

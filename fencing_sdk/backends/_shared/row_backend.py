@@ -299,7 +299,7 @@ class RowWaiter(Waiter):
     turn, and the holder's ttl has not ended, the answer is known: a hundred would ask twenty times a second in vain.
     """
 
-    __slots__ = ("_attended", "_busy_until", "address")
+    __slots__ = ("_attended", "_busy_until", "_woken_at", "address")
 
     def __init__(self, claim: Claim, address: WaiterAddress) -> None:
         super().__init__(claim, address.ticket)
@@ -308,15 +308,17 @@ class RowWaiter(Waiter):
         """When the store was last asked whose turn it is, and it was not that of this waiter."""
         self._busy_until = -math.inf
         """Until when the store has refused the last try."""
+        self._woken_at = -math.inf
 
     def wake(self) -> None:
         """See `Waiter.wake`. What was known before is out of date."""
-        self._attended = -math.inf
+        self._woken_at, self._attended = _CLOCK.now(), -math.inf
         super().wake()
 
     def attended(self, asked: float) -> None:
-        """Note that at the moment *asked* it was not the turn of this waiter."""
-        self._attended = asked
+        """Note that at the moment *asked* it was not the turn of this waiter; a message since then counts more."""
+        if asked > self._woken_at:
+            self._attended = asked
 
     def refused(self, outcome: Grant | Busy) -> None:
         """Note the answer to a try."""

@@ -46,7 +46,7 @@ LINE_TTL = 3 * LINE_POLL
 REASON_TTL = 60.0
 """Seconds for which a reason outlives the grant that was ended: its holder asks before that."""
 
-_FIRST_HYBRID = 10**14
+FIRST_HYBRID = 10**14
 """Hybrid tokens are above this moment of the year 2001, and no counter gets there."""
 
 TokenSource = Callable[[int], int]
@@ -158,7 +158,7 @@ def age_of(token: int, mode: Mode, micros: int) -> float | None:
     None for a counter, and for a reader, which may have joined others with their token. *micros*: the time by the
     clock that the tokens come from.
     """
-    return None if token < _FIRST_HYBRID or mode == READER else max(0.0, (micros - token * TICK) / 1e6)
+    return None if token < FIRST_HYBRID or mode == READER else max(0.0, (micros - token * TICK) / 1e6)
 
 
 # Holders
@@ -335,7 +335,12 @@ def leave(rows: Rows, owner: str) -> None:
 def living(rows: Rows) -> Iterator[WaiterRow]:
     """The waiters that have not lost their places."""
     now = rows.now
-    return (waiter for waiter in rows.line() if now < waiter.silent_at)
+    return (waiter for waiter in rows.line() if _lives(waiter, now))
+
+
+def _lives(waiter: WaiterRow, now: float) -> bool:
+    """A sign of life from the future is from before the clock was set back: a dead waiter would keep its place."""
+    return now < waiter.silent_at <= now + 2 * LINE_TTL
 
 
 def next_in_line(rows: Rows) -> WaiterRow | None:
@@ -356,7 +361,7 @@ def _head(rows: Rows) -> WaiterRow | None:
     silent: list[str] = []
     head = None
     for waiter in rows.line():
-        if rows.now < waiter.silent_at:
+        if _lives(waiter, rows.now):
             head = waiter
             break
         silent.append(waiter.owner)

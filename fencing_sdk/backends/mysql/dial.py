@@ -138,7 +138,7 @@ class MysqlDialer:
         try:
             async with asyncio.timeout(self._patience):
                 connection = await driver.connect(host, self._arguments, patience=self._patience)
-                return await _session_on(connection, encrypted=host.tls is not None)
+                return await _session_on(connection)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -160,7 +160,7 @@ class MysqlDialer:
         elif isinstance(error, RuntimeError | ImportError) and "cryptography" in str(error):
             detail = "this login without TLS needs the package cryptography; install it, or write ?tls=true"
             return BackendRefusedError(BACKEND, "connect", detail)
-        elif isinstance(error, TypeError):  # its text may quote the value
+        elif self._arguments and isinstance(error, TypeError | ValueError | AttributeError):  # its text may quote one
             detail = "asyncmy does not take one of the arguments in driver"
             return BackendRefusedError(BACKEND, "connect", detail)
         elif isinstance(error, driver.ServerError) and has_ended(code):
@@ -200,14 +200,14 @@ def statements_of(script: str) -> list[str]:
     return [text.strip() for text in "\n".join(lines).split(";\n") if text.strip(";\n ")]
 
 
-async def _session_on(connection: MysqlDriverConnection, *, encrypted: bool) -> MysqlSession:
+async def _session_on(connection: MysqlDriverConnection) -> MysqlSession:
     try:
         together, (_, ((number,),)) = True, await driver.ask(connection, "DO 0; SELECT CONNECTION_ID()")
     except driver.ServerError as error:
         if code_of(error) != _SYNTAX:
             raise
         together, (((number,),),) = False, await driver.ask(connection, "SELECT CONNECTION_ID()")
-    session = MysqlSession(connection, together=together, direct=number == connection.thread_id(), encrypted=encrypted)
+    session = MysqlSession(connection, together=together, direct=number == connection.thread_id())
     if session.is_mariadb:
         await session.ask(f"SET idle_transaction_timeout = {PAUSE}")
     return session

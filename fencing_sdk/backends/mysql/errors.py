@@ -23,8 +23,11 @@ BACKEND = "MysqlBackend"
 
 GONE = {1053, 1927, 2006, 2013, 2055, 4031}
 """The connection has ended. 4031 and 1927: the server, or an operator, ended it."""
-ROLLED_BACK = {1213, 1020, 1180, 3101, 1317}
-"""The transaction was rolled back: a deadlock, it wrote what another had changed, or KILL interrupted a statement."""
+ROLLED_BACK = {1213, 1020, 1180, 3101, 1317, 1062}
+"""
+The transaction was rolled back: a deadlock, it wrote what another had changed, KILL interrupted a statement, or another
+client has created the row of a lock at the same time.
+"""
 NO_TABLE = 1146
 LOCK_WAIT = 1205
 READ_ONLY = {1290, 1792, 1836}
@@ -63,6 +66,7 @@ CODES: dict[int, Verdict] = {
     ),
     1213: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1020: (BackendUnavailableError, "the transaction was rolled back again and again"),
+    1062: (BackendUnavailableError, "the transaction was rolled back again and again"),
     1180: (BackendUnavailableError, "the server could not commit"),
     3101: (BackendUnavailableError, "the server could not commit"),
     1021: (BackendUnavailableError, "the server's disk is full"),
@@ -105,6 +109,7 @@ CODES: dict[int, Verdict] = {
     1364: (BackendRefusedError, _OTHER_TABLES),
     1064: (BackendRefusedError, "the server does not know a statement; it must be MySQL 8.0, MariaDB 10.6, or newer"),
     1153: (BackendRefusedError, "a text of the claim is longer than max_allowed_packet"),
+    1231: (BackendRefusedError, "the server does not take one of the settings in driver"),
     1264: (BackendRefusedError, "a number of the claim cannot be stored"),
     1366: (BackendRefusedError, "a text of the claim cannot be stored"),
     1406: (BackendRefusedError, "a text of the claim is too long to be stored"),

@@ -1,11 +1,12 @@
 """
 The rows of the server as texts: how they are read, and how the changes of a rule are written.
 
-A transaction has two texts. The first one locks the rows of its names and reads all that a rule may ask for, into a
-table in memory. The rule runs on that table. What it has changed is the second text, which commits.
+A transaction has two texts. The first one locks the row of its name and reads all that a rule may ask for, into a table
+in memory. The rule runs on that table. What it has changed is the second text, which commits. A name that is new costs
+one text more, which creates its row.
 
-The statement that locks a name also creates it. It is an upsert, because ``INSERT IGNORE`` takes a shared lock first:
-two sessions that do so for one name often end in a deadlock. Names are locked in their order.
+The row is locked by a reading that passes over what another transaction has locked. The statement that waits for it is
+an upsert, because ``INSERT IGNORE`` takes a shared lock first: two sessions that do so often end in a deadlock.
 
 All values are numbers or hexadecimal literals, so no text of a caller can end a literal.
 """
@@ -31,16 +32,23 @@ T = TypeVar("T")
 SECOND = 1_000_000
 """Microseconds, in which the server's tables count time."""
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-"""When the statement began. As a statement after the one that locked the rows, it is not older than the locks."""
+"""When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
 
 
-def lock(names: Sequence[str]) -> str:
-    """Lock the rows of *names*, in this order, and create those that are missing."""
-    rows = ", ".join(f"({hexadecimal(name)}, 0, {NOW}, '[]')" for name in names)
-    return (
-        f"INSERT INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"  # noqa: S608  (hexadecimal)
-        " ON DUPLICATE KEY UPDATE token = token"
-    )
+_COLUMNS = "(name, token, held_until, grants)"
+
+
+def lock(name: str) -> str:
+    """Wait for the row of *name*, and lock it; create it if it is missing."""
+    row = f"({hexadecimal(name)}, 0, {NOW}, '[]')"
+    return f"INSERT INTO fencing_lock {_COLUMNS} VALUES {row} ON DUPLICATE KEY UPDATE token = token"  # noqa: S608
+
+
+def create(name: str) -> str:
+    """Create the row of *name* if it is missing. This waits for no row that is there, and locked."""
+    key = hexadecimal(name)
+    missing = f"NOT EXISTS (SELECT 1 FROM fencing_lock WHERE name = {key})"  # noqa: S608
+    return f"INSERT INTO fencing_lock {_COLUMNS} SELECT {key}, 0, {NOW}, '[]' FROM DUAL WHERE {missing}"  # noqa: S608
 
 
 class NotReadError(Exception):

@@ -40,15 +40,12 @@ class MysqlSession:
 
         direct: Whether the number of the connection is the server's own. A proxy numbers connections by itself, so a
             KILL through it may reach another one.
-
-        encrypted: Whether it uses TLS.
     """
 
     __slots__ = (
         "__weakref__",
         "_begin",
         "_connection",
-        "_encrypted",
         "_ended",
         "_idle",
         "_reading",
@@ -58,9 +55,7 @@ class MysqlSession:
         "direct",
     )
 
-    def __init__(
-        self, connection: MysqlDriverConnection, *, together: bool, direct: bool, encrypted: bool = False
-    ) -> None:
+    def __init__(self, connection: MysqlDriverConnection, *, together: bool, direct: bool) -> None:
         self._connection = connection
         self._together = together
         self.direct = direct
@@ -69,7 +64,6 @@ class MysqlSession:
         self.abandoned = False
         """True if a caller gave up, and not the server."""
         self._ended = False
-        self._encrypted = encrypted
         self._reading: asyncio.Future[list[Rows]] | None = None
         self._begin, self._idle = ["START TRANSACTION"], list[str]()
         if not self.is_mariadb:  # MySQL has no limit of its own for a transaction that is silent
@@ -100,7 +94,7 @@ class MysqlSession:
             Exception: the driver's error. A statement after the one that failed did not run.
         """
         try:
-            return await (self._read_apart(statements) if self._encrypted else self._read(statements))
+            return await self._read_apart(statements)
         except Exception as error:
             if not isinstance(error, driver.ServerError) or has_ended(code_of(error)):
                 self._end()
@@ -115,7 +109,8 @@ class MysqlSession:
         """
         Read in a task that `drop` can end.
 
-        With TLS, closing says good-bye first: a silent server would leave the reader waiting for half a minute.
+        Closing first sends what is left of a long text, and says good-bye with TLS: a silent server would leave the
+        reader waiting.
         """
         self._reading = reading = asyncio.ensure_future(self._read(statements))
         try:

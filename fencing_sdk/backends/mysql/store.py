@@ -1,8 +1,9 @@
 """
 The server as a store of rows: each step is one transaction of two texts, as `rows` explains.
 
-Renewals take the rows that no other transaction has locked, so that one lock whose row is held up does not end the
-others. For the rest they wait a moment, and the next heartbeat tries then.
+The connection for all calls takes the rows that no other transaction has locked, so one lock whose row is held up does
+not hold up the others. A call for a row that is locked waits for it on another connection, behind its kind. A renewal
+waits for a moment, on a third one, and the next heartbeat tries then.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from fencing_sdk._mysql.driver import Rows as Answer
 from fencing_sdk._mysql.driver import code_of
@@ -21,7 +23,7 @@ from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.fences import FenceRaising, Fences
 from fencing_sdk.backends._shared.losses import StopListening
-from fencing_sdk.backends._shared.request_queue import RequestConnection
+from fencing_sdk.backends._shared.request_queue import QueuedRequest, RequestConnection
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
 from fencing_sdk.backends.mysql import rows
@@ -48,14 +50,25 @@ T = TypeVar("T")
 _RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
 _ROW_PAUSES = (0.0, 0.02)
 """Seconds before each look of a renewal for a row that another transaction keeps locked."""
-_ROW_PATIENCE = 0.2
-"""Seconds for which a renewal then waits among the others that want the row."""
+_ROW_PATIENCE = 0.07
+"""Seconds for which a renewal then waits among the others that want the row: with a ttl of 1 s, 0.2 s is all it has."""
 _END_PATIENCE = 0.5
 _EVERY = 600.0
 """Seconds between two sweeps of one client."""
 _SOON = 5.0
 """Seconds until the next one where the last has left rows."""
 _CLOCK = BootClock()
+
+
+class RowTakenError(Exception):
+    """Another transaction has locked the row of the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[T]):
+    """A call that waits for its row, on another connection, also if its caller is gone."""
+
+    request: QueuedRequest[MysqlSession]
 
 
 class MysqlStore:
@@ -77,8 +90,12 @@ class MysqlStore:
         self.hybrid = hybrid
         self._with_bell = bell
         self._connection = RequestConnection(dialer.dial, _adapt)
-        self._fenced_connection = RequestConnection(dialer.dial, _adapt)
+        self._patient_connection = RequestConnection(dialer.dial, _adapt)
+        """For calls that wait for rows."""
         self._late_connection = RequestConnection(dialer.dial, _adapt)
+        """For renewals that do."""
+        self._held_up: set[str] = set()
+        """The names for whose rows the last renewal waited in vain."""
         self._bell: Bell | None = None
         self._retention = retention if hybrid else None
         self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
@@ -112,17 +129,29 @@ class MysqlStore:
         """See `RowStore.run`. To inspect a lock, this store does not lock its row: who may only look is answered."""
         reads = reads or operation == "inspect"
 
-        async def body(session: MysqlSession) -> T:
+        async def body(session: MysqlSession) -> T | _Waiting[T]:
             if reads or look is not None:
                 seen = rule if reads else cast("Callable[[Rows], T]", look)
                 (answer,) = await self._look(session, operation, [(name, seen)])
                 if reads or answer is not None:
                     return answer
-            (answer,) = await self._step(session, operation, [(name, rule)])
-            return answer
+            try:
+                return await self._step(session, operation, (name, rule))
+            except RowTakenError:
+                if not surely:
+                    raise
+                return _Waiting(self._patient_connection.put(wait, must_run=True))
+
+        async def wait(session: MysqlSession) -> T:
+            return await self._step(session, operation, (name, rule), waits=True)
 
         with translating(operation):
-            answer = await self._connection.run(body, urgent=operation == "release", must_run=surely)
+            try:
+                answer = await self._connection.run(body, urgent=operation == "release", must_run=surely)
+            except RowTakenError:
+                answer = await self._patient_connection.run(wait)
+            if isinstance(answer, _Waiting):
+                answer = await self._patient_connection.answer_to(answer.request)
         if durable:
             self._sweep_if_due()
         return answer
@@ -135,11 +164,10 @@ class MysqlStore:
                 await _RAISING.raise_all(session.for_guards(), claim, fences, outcome.token)
 
         async def body(session: MysqlSession) -> Grant | Busy:
-            (outcome,) = await self._step(session, "acquire", [(claim.name, rule)], before_commit=raise_all)
-            return outcome
+            return await self._step(session, "acquire", (claim.name, rule), waits=True, before_commit=raise_all)
 
         with translating("acquire"):
-            outcome = await self._fenced_connection.run(body)
+            outcome = await self._patient_connection.run(body)
         self._sweep_if_due()
         return outcome
 
@@ -170,32 +198,44 @@ class MysqlStore:
         self,
         session: MysqlSession,
         operation: str,
-        steps: Sequence[Step[T]],
+        step: Step[T],
         *,
+        waits: bool = False,
         before_commit: Callable[[MysqlSession, T], Awaitable[None]] | None = None,
-    ) -> list[T]:
-        """Run the rules of *steps* in one transaction that holds the rows of their names; then wake whom they name."""
-        names = _in_order(name for name, _ in steps)
+    ) -> T:
+        """
+        Run a rule in one transaction that holds the row of its name; then wake whom it names.
+
+        Raises:
+            RowTakenError: another transaction has locked the row, and this one does not wait.
+        """
+        name, rule = step
         woken: set[str] = set()
 
-        async def transact(reading: Reading) -> list[T]:
-            async def work(answers: Sequence[Answer]) -> tuple[list[str], list[T]]:
-                rows_of = self._rows_of(reading, answers[1:])
-                outcomes = [rows_of(name).apply(rule) for name, rule in steps]
+        async def transact(reading: Reading) -> T:
+            free = reading.texts([name], lock_free=True)
+
+            async def work(answers: Sequence[Answer]) -> tuple[list[str], T]:
+                if waits:
+                    answers = answers[1:]
+                elif not answers[0]:  # another transaction has locked the row, or there is none yet
+                    _, *answers = await session.ask(rows.create(name), *free)
+                    if not answers[0]:
+                        raise RowTakenError
+                found = self._rows_of(reading, answers)(name)
+                outcome = found.apply(rule)
                 if before_commit is not None:
-                    for outcome in outcomes:
-                        await before_commit(session, outcome)
-                found = [rows_of(name) for name in names]
-                woken.update(each.woken.box for each in found if each.woken is not None)
-                return [change for each in found for change in each.changes()], outcomes
+                    await before_commit(session, outcome)
+                woken.update([] if found.woken is None else [found.woken.box])
+                return list(found.changes()), outcome
 
-            return await session.transact([rows.lock(names), *reading.texts(names)], work)
+            return await session.transact([rows.lock(name), *reading.texts([name])] if waits else free, work)
 
-        outcomes = await _lazily(transact, operation)
+        outcome = await _lazily(transact, operation)
         if woken:
             with suppress(Exception):  # the step is carried out; a waiter that is not woken tries by itself
                 await ring(session, woken)
-        return outcomes
+        return outcome
 
     async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
         """
@@ -240,18 +280,26 @@ class MysqlStore:
         return await _lazily(look, "renew")
 
     async def _renew_late(self, steps: Mapping[int, Step[T]]) -> Mapping[int, T | BackendError]:
+        """Wait for the rows, one after the other, and last for those that the last renewal did not get."""
         outcomes: dict[int, T | BackendError] = dict.fromkeys(steps, _locked_row())
-        with suppress(TimeoutError):
+        self._held_up.intersection_update(name for name, _ in steps.values())
+        name = ""
+        try:
             async with asyncio.timeout(_ROW_PATIENCE):
-                for number, step in steps.items():
+                for number, step in sorted(steps.items(), key=lambda item: item[1][0] in self._held_up):
+                    name = step[0]
                     try:
-                        (outcomes[number],) = await self._late_connection.run(partial(self._step_late, step))
+                        outcomes[number] = await self._late_connection.run(partial(self._step_late, step))
                     except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
                         outcomes[number] = translated("renew", error)
+                    self._held_up.discard(name)
+        except TimeoutError:
+            self._held_up.add(name)
+            self._late_connection.drop()  # its statement waits on, and the next renewal would stand behind it
         return outcomes
 
-    async def _step_late(self, step: Step[T], session: MysqlSession) -> list[T]:
-        return await self._step(session, "renew", [step])
+    async def _step_late(self, step: Step[T], session: MysqlSession) -> T:
+        return await self._step(session, "renew", step, waits=True)
 
     def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
         return cache(NameRows.of_answers(reading, answers, self._tokens_at, BACKEND))
@@ -281,13 +329,13 @@ class MysqlStore:
             heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]
             due = {(name, head.owner) for name, head in heads if head is not None}
             absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
-            if absent:
-                joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
-                await self._step(session, "queue", joins)
             due.update((claim.name, claim.owner) for claim, _ in absent)
+            joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
             # The requests of these to leave were lost, and the signs of the others would keep their places.
-            if left := in_line - {(claim.name, claim.owner) for claim, _ in waiters}:
-                await self._step(session, "queue", [(name, partial(rules.leave, owner=owner)) for name, owner in left])
+            left = in_line - {(claim.name, claim.owner) for claim, _ in waiters}
+            for step in [*joins, *((name, partial(rules.leave, owner=owner)) for name, owner in left)]:
+                with suppress(RowTakenError):  # the next signs of life find them again
+                    await self._step(session, "queue", step)
             return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
         with translating("queue"):
@@ -350,7 +398,7 @@ class MysqlStore:
                 with suppress(Exception):  # it wakes within seconds, and finds its socket closed
                     async with asyncio.timeout(_END_PATIENCE):
                         await self._connection.run(lambda session: end(session, asleep, bell.client))
-        await self._fenced_connection.aclose()
+        await self._patient_connection.aclose()
         await self._late_connection.aclose()
         await self._connection.aclose()
 

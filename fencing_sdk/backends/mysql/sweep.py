@@ -8,6 +8,7 @@ from typing import Any
 
 from fencing_sdk._mysql.driver import Rows
 from fencing_sdk._values.clock import TICK
+from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends.mysql.rows import NOW, SECOND
 from fencing_sdk.backends.mysql.session import MysqlSession
 
@@ -23,18 +24,17 @@ async def sweep(session: MysqlSession, retention: float | None) -> bool:
     """
     Delete locks that have been free for *retention* seconds, and what is left of clients that were killed.
 
-    None: no locks. A counter starts again when the row of its lock is gone; hybrid tokens keep growing, and one that is
-    ahead of the clock stays until the clock has passed it. Return whether there are more rows.
+    None: no locks. A counter starts again when the row of its lock is gone, so one that another client has written
+    stays. Hybrid tokens keep growing, and one that is ahead of the clock stays until the clock has passed it. Return
+    whether there are more rows.
 
     Raises:
         Exception: the driver's error.
     """
     dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
-    locks = (
-        []
-        if retention is None
-        else [("fencing_lock", "name", f"held_until < {_ago(retention)} AND token * {TICK} < {NOW}")]
-    )
+    hybrid = f"(token = 0 OR token >= {rules.FIRST_HYBRID})"
+    free = f"held_until < {_ago(retention or 0.0)} AND token * {TICK} < {NOW} AND {hybrid}"
+    locks = [] if retention is None else [("fencing_lock", "name", free)]
     most = 0
     for table, key, old in (
         *locks,
@@ -47,8 +47,8 @@ async def sweep(session: MysqlSession, retention: float | None) -> bool:
         most = max(most, len(found))
         if found:
             among = f"({key}) IN ({', '.join(map(_row, found))}) AND {old}"
-            free = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
-            await session.transact([free], partial(_delete, table, key))
+            unlocked = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
+            await session.transact([unlocked], partial(_delete, table, key))
     return most == _AT_ONCE
 
 

@@ -26,8 +26,10 @@ from worker_processes import worker_processes
 
 from fencing_sdk import BackendUnavailableError, connect
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError
 from fencing_sdk.backends.mysql import MysqlBackend, from_url, rows
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
+from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
 
@@ -241,6 +243,34 @@ async def test_with_tls_a_silent_connection_is_given_up_at_once(start_mysql, mys
             proxy.cut_forgotten()
 
 
+async def test_a_silent_connection_with_half_a_text_is_given_up_at_once(mysql_server, backend):
+    """To close a connection is to send the rest of the text first, for which a peer that is gone makes no room."""
+    session = await backend._mysql.dialer.dial()
+    mysql_server.pause()
+    reading = asyncio.create_task(session.ask(f"DO '{'x' * 12_000_000}'"))
+    await asyncio.sleep(0.1)
+    session.drop()
+    done, _ = await asyncio.wait((reading,), timeout=PATIENCE / 4)
+    mysql_server.resume()
+    assert done
+    assert isinstance(reading.exception(), ConnectionAbandonedError)
+
+
+async def test_settings_of_the_server_leave_no_statement_uncommitted(start_mysql):
+    """With ``CHAIN``, each commit begins the next transaction."""
+    server = await asyncio.to_thread(start_mysql, completion_type="CHAIN")
+    async with aclosing(from_url(server.url)) as backend:
+        await backend.acquire(Claim("a", 60.0))
+        await backend._mysql.announce("heard")
+        assert await server.fetch("SELECT message FROM fencing_bell") == [(b"heard",)]
+
+
+async def test_a_waiter_that_died_before_the_clock_was_set_back_keeps_no_place(mysql_server, backend, rival):
+    async with in_line(rival, Claim("a", 60.0)):
+        await mysql_server.execute("UPDATE fencing_sign SET seen = seen + 60 * 1000000")
+        assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
+
+
 async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend, monkeypatch):
     """A renewal stands among those that want the row: else it would meet one of them each time that it looks."""
     monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)  # a machine may stand still
@@ -376,7 +406,7 @@ async def test_a_wait_that_ends_in_the_middle_of_a_transaction_undoes_all_of_it(
 
     async with in_transaction(mysql_server, LOCKED.format("b")):
         with pytest.raises(Exception, match="1205"):
-            await backend._mysql._connection.run(lambda session: session.transact([rows.lock(["a"])], work))
+            await backend._mysql._connection.run(lambda session: session.transact([rows.lock("a")], work))
     await backend.acquire(claims[0])
     found = await mysql_server.fetch("SELECT token FROM fencing_lock ORDER BY name")
     assert [token for (token,) in found] == tokens

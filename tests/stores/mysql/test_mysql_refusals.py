@@ -113,6 +113,18 @@ async def test_the_anonymous_user_that_takes_a_login_for_itself_is_refused(name,
     assert said in str(error)
 
 
+@pytest.mark.parametrize(
+    ("clause", "said"),
+    [("ACCOUNT LOCK", "has locked the account"), ("PASSWORD EXPIRE", "password of this user has exp")],
+)
+async def test_an_account_that_is_locked_or_whose_password_has_expired_is_refused(clause, said, mysql_server):
+    user(mysql_server, password=PASSWORD, rights="ALL PRIVILEGES")
+    mysql_server.ask(f"ALTER USER 'peter'@'localhost' {clause}")
+    error = await complaint(by_socket(mysql_server, "peter", PASSWORD))
+    assert refused(error)
+    assert said in str(error)
+
+
 async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowhere(mysql_server, caplog):
     caplog.set_level(logging.DEBUG)
     user(mysql_server, password=PASSWORD, rights="ALL PRIVILEGES")
@@ -432,8 +444,9 @@ async def test_a_text_that_is_too_long_for_a_packet_is_refused_and_nothing_else(
         assert (await backend.inspect("a")).label == "x" * 100_000
 
 
-async def test_an_argument_that_the_driver_does_not_take_is_refused(mysql_server):
-    async with aclosing(MysqlBackend(mysql_server.url, driver={"nosuch": WRONG})) as backend:
-        with pytest.raises(BackendRefusedError, match="arguments in driver") as refused:
+@pytest.mark.parametrize("name", ["nosuch", "port", "charset", "conv", "sql_mode"])
+async def test_an_argument_that_the_driver_does_not_take_is_refused(name, mysql_server):
+    async with aclosing(MysqlBackend(mysql_server.url, driver={name: WRONG})) as backend:
+        with pytest.raises(BackendRefusedError, match="in driver") as refused:
             await backend.open()
         assert WRONG not in str(refused.value)

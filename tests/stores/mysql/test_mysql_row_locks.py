@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from mysql_server import MysqlServer
 from mysql_stage import in_transaction
+from patience import until
 from stays import PATIENCE
 
 from fencing_sdk._mysql import driver
@@ -95,6 +96,15 @@ async def a_lock_that_is_free_since_then_is_granted(stage: Stage) -> None:
     assert outcome.token > held.token
 
 
+async def a_lock_that_is_held_is_refused(stage: Stage) -> None:
+    assert isinstance(await stage.rival.acquire(Claim("a", 60.0)), Grant)
+    async with in_transaction(stage.server, LOCKED) as operator:
+        waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        await operator.execute("ROLLBACK")
+        assert isinstance(await waiting, Busy)
+
+
 async def a_lease_that_has_ended_since_then_is_not_renewed(stage: Stage) -> None:
     held = Claim("a", 60.0)
     assert isinstance(await stage.backend.acquire(held), Grant)
@@ -121,7 +131,7 @@ async def two_clients_that_lock_one_row_do_not_deadlock(stage: Stage) -> None:
     await stage.rival.acquire(before)
     await stage.rival.release(before)
     deadlocks = await stage.deadlocks()
-    async with in_transaction(stage.server, rows.lock(["a"])) as operator:
+    async with in_transaction(stage.server, rows.lock("a")) as operator:
         waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
         await stage.server.has_a_waiter()
         with contextlib.suppress(driver.ServerError):  # it may be the one that is rolled back
@@ -145,6 +155,53 @@ async def names_with_blanks_at_their_end_are_locks_of_their_own(stage: Stage) ->
     assert [len(holder.name.encode()) for holder in found.holders] == [508, 509, 512]
 
 
+async def who_waits_for_a_row_holds_up_no_call_about_another(stage: Stage) -> None:
+    await stage.backend.acquire(Claim("a", 60.0))
+    async with in_transaction(stage.server, LOCKED):
+        waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        other = asyncio.ensure_future(stage.backend.acquire(Claim("b", 60.0)))
+        await asyncio.wait((waiting, other), return_when=asyncio.FIRST_COMPLETED, timeout=2.0)
+        assert (waiting.done(), other.done()) == (False, True)
+    assert isinstance(await waiting, Busy)
+
+
+async def a_release_that_waits_for_its_row_comes_true_without_its_caller(stage: Stage) -> None:
+    held = [Claim(name, 60.0) for name in "ab"]
+    for claim in held:
+        await stage.backend.acquire(claim)
+    patient = stage.backend._mysql._patient_connection
+    async with in_transaction(stage.server, "SELECT name FROM fencing_lock FOR UPDATE"):
+        before = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        releasing = asyncio.ensure_future(stage.backend.release(held[1]))
+        await until(lambda: patient._queue is not None and len(patient._queue._others) == 1, what="the release waits")
+        releasing.cancel()
+        await asyncio.wait((releasing,))
+    await patient.run(lambda session: session.ask("DO 0"))
+    await asyncio.wait((before,))
+    assert isinstance(await stage.rival.acquire(Claim("b", 60.0)), Grant)
+
+
+async def a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy(stage: Stage) -> None:
+    """What a renewal waited for in vain it waits for last, the next time."""
+    held = [Claim(name, 60.0) for name in "abc"]
+    for claim in held:
+        await stage.backend.acquire(claim)
+    async with (
+        in_transaction(stage.server, LOCKED),
+        in_transaction(stage.server, "SELECT name FROM fencing_lock WHERE name = 'b' FOR UPDATE") as busy,
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", 0.1)
+            assert list(await stage.backend.renew(held)) == [Renewal.UNKNOWN, Renewal.UNKNOWN, Renewal.RENEWED]
+            patch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", 2.0)
+            renewing = asyncio.ensure_future(stage.backend.renew(held))
+            await stage.server.has_a_waiter()
+            await busy.execute("ROLLBACK")
+            assert list(await renewing) == [Renewal.UNKNOWN, Renewal.RENEWED, Renewal.RENEWED]
+
+
 NOW_BEFORE_THE_LOCK = Planted(
     "the time is read before the row is locked",
     "mysql.session:MysqlSession.__init__",
@@ -154,9 +211,11 @@ NOW_BEFORE_THE_LOCK = Planted(
 IGNORING = Planted(
     "the row is locked by INSERT IGNORE",
     "mysql.rows:lock",
-    """"INSERT INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"  # noqa: S608  (hexadecimal)
-        " ON DUPLICATE KEY UPDATE token = token\"""",
-    '"INSERT IGNORE INTO fencing_lock (name, token, held_until, grants) VALUES {rows}"',
+    "INSERT INTO fencing_lock {_COLUMNS} VALUES {row} ON DUPLICATE KEY UPDATE token = token",
+    "INSERT IGNORE INTO fencing_lock {_COLUMNS} VALUES {row}",
+)
+FORGETTING = Planted(
+    "a row that was waited for loses its grants", "mysql.rows:lock", "UPDATE token = token", "UPDATE grants = '[]'"
 )
 NAMES_AS_TEXTS = Planted(
     "the names are texts",
@@ -164,7 +223,26 @@ NAMES_AS_TEXTS = Planted(
     "name       VARBINARY(512) NOT NULL PRIMARY KEY",
     "name       VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY",
 )
+AMONG_ALL = Planted(
+    "a call waits for its row on the connection of all calls",
+    "mysql.store:MysqlStore.run",
+    "return await self._step(session, operation, (name, rule))\n",
+    "return await self._step(session, operation, (name, rule), waits=True)\n",
+)
+SKIPPED = Planted(
+    "a release without a caller is passed over", "mysql.store:MysqlStore.run", "put(wait, must_run=True)", "put(wait)"
+)
+IN_ORDER = Planted(
+    "a renewal waits for its rows in the same order each time",
+    "mysql.store:MysqlStore._renew_late",
+    "item[1][0] in self._held_up",
+    "item[0]",
+)
 STORIES = {
+    who_waits_for_a_row_holds_up_no_call_about_another: AMONG_ALL,
+    a_release_that_waits_for_its_row_comes_true_without_its_caller: SKIPPED,
+    a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy: IN_ORDER,
+    a_lock_that_is_held_is_refused: FORGETTING,
     a_lock_that_is_free_since_then_is_granted: NOW_BEFORE_THE_LOCK,
     a_lease_that_has_ended_since_then_is_not_renewed: NOW_BEFORE_THE_LOCK,
     a_lease_lasts_for_its_ttl_from_then_on: NOW_BEFORE_THE_LOCK,

@@ -103,6 +103,14 @@ async def test_a_token_ahead_of_the_clock_is_not_forgotten(mysql_server, backend
     assert await used(backend, "old") == ahead + 1
 
 
+async def test_a_client_with_hybrid_tokens_keeps_the_counters_of_another(mysql_server, backend):
+    async with aclosing(from_url(mysql_server.url, tokens="counter")) as other:
+        assert [await used(other, "old"), await used(other, "old")] == [1, 2]
+        await grown_old(mysql_server)
+        await swept(backend, 3600.0)
+        assert await used(other, "old") == 3
+
+
 LOCKED = ["fencing_lock", "fencing_revoked", "fencing_bell", "fencing_sign", "fencing_waiter"]
 
 
