@@ -113,11 +113,13 @@ class RowStore(Protocol):
         """
         ...
 
-    async def run_all(
-        self, operation: str, steps: Sequence[Step[T]], *, reads: bool = False
-    ) -> Sequence[T | BackendError]:
+    async def look(self, operation: str, steps: Sequence[Step[T]]) -> Sequence[T]:
+        """Run rules that change nothing."""
+        ...
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked | BackendError]:
         """
-        Run several rules. Renewals have a deadline, so they overtake other calls.
+        Run `rules.renew` for each claim. These have a deadline, so they overtake other calls.
 
         A store with transactions makes them one. Another store puts an error in the place of each missing answer.
         """
@@ -192,10 +194,10 @@ class RowBackend(Uncopied):
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
-        steps = [(claim.name, partial(rules.renew, claim=claim)) for claim in claims]
-        answers = await self._store.run_all("renew", steps)
-        if answers and all(isinstance(answer, BackendError) for answer in answers):
-            raise_first(answers)
+        answers = await self._store.renew(claims)
+        errors = [answer for answer in answers if isinstance(answer, BackendError)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
         renewals = [Renewal.UNKNOWN if isinstance(answer, BackendError) else answer for answer in answers]
         for claim, renewal in zip(claims, renewals, strict=True):
             if renewal is not Renewal.RENEWED and renewal is not Renewal.UNKNOWN:
@@ -224,7 +226,7 @@ class RowBackend(Uncopied):
         """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         names = await self._store.names(prefix, cursor, limit)
         steps = [(name, partial(rules.holders, name=name)) for name in names]
-        pages = raise_first(await self._store.run_all("list", steps, reads=True))
+        pages = await self._store.look("list", steps)
         return Listing([holder for page in pages for holder in page], names[-1] if len(names) == limit else None)
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
@@ -439,14 +441,4 @@ class RowLosses(RevocationWatcher):
     async def reasons(self, claims: Sequence[Claim]) -> Sequence[str | None]:
         """See `RevocationWatcher.reasons`."""
         steps = [(claim.name, partial(rules.reason, claim=claim)) for claim in claims]
-        return raise_first(await self._store.run_all("renew", steps, reads=True))
-
-
-def raise_first(answers: Sequence[T | BackendError]) -> list[T]:
-    """Return the *answers*, or raise the first error among them."""
-    found: list[T] = []
-    for answer in answers:
-        if isinstance(answer, BackendError):
-            raise answer
-        found.append(answer)
-    return found
+        return await self._store.look("renew", steps)

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar, cast
 
 from fencing_sdk._mysql.driver import Rows as Answer
 from fencing_sdk._mysql.driver import code_of
-from fencing_sdk._values.claim import Busy, Claim, Grant
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.clock import JITTER, TICK, BootClock
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.background_task import BackgroundTask
@@ -46,12 +46,13 @@ from fencing_sdk.backends.mysql.sweep import sweep
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 T = TypeVar("T")
+_Renewed = Renewal | Revoked | BackendError
 
 _RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
-_ROW_PAUSES = (0.0, 0.02)
-"""Seconds before each look of a renewal for a row that another transaction keeps locked."""
-_ROW_PATIENCE = 0.07
-"""Seconds for which a renewal then waits among the others that want the row: with a ttl of 1 s, 0.2 s is all it has."""
+_ROW_PAUSE = 0.02
+"""Seconds after which a renewal looks once more for a row that another transaction keeps locked."""
+_ROW_PATIENCE = 0.2
+"""Seconds for which it then waits among the others that want the row, if the ttl is not short."""
 _END_PATIENCE = 0.5
 _EVERY = 600.0
 """Seconds between two sweeps of one client."""
@@ -171,18 +172,19 @@ class MysqlStore:
         self._sweep_if_due()
         return outcome
 
-    async def run_all(
-        self, operation: str, steps: Sequence[Step[T]], *, reads: bool = False
-    ) -> Sequence[T | BackendError]:
-        """See `RowStore.run_all`."""
+    async def look(self, operation: str, steps: Sequence[Step[T]]) -> Sequence[T]:
+        """See `RowStore.look`."""
         if not steps:
             return []
-
-        async def body(session: MysqlSession) -> Sequence[T | BackendError]:
-            return await (self._look(session, operation, steps) if reads else self._renew(session, steps))
-
         with translating(operation):
-            return await self._connection.run(body, urgent=operation == "renew")
+            return await self._connection.run(lambda session: self._look(session, operation, steps))
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked | BackendError]:
+        """See `RowStore.renew`."""
+        if not claims:
+            return []
+        with translating("renew"):
+            return await self._connection.run(lambda session: self._renew(session, claims), urgent=True)
 
     async def _look(self, session: MysqlSession, operation: str, steps: Sequence[Step[T]]) -> list[T]:
         """Run rules that change nothing on what is committed."""
@@ -237,69 +239,70 @@ class MysqlStore:
                 await ring(session, woken)
         return outcome
 
-    async def _renew(self, session: MysqlSession, steps: Sequence[Step[T]]) -> list[T | BackendError]:
+    async def _renew(self, session: MysqlSession, claims: Sequence[Claim]) -> list[_Renewed]:
         """
-        Run the rules on the rows that no other transaction has locked, and then on the others.
+        Renew those whose rows no other transaction has locked, and then the others.
 
-        These are waited for on a connection of their own, and not for long: the answer about all leases waits, too.
+        These wait on a connection of their own, and not for long: the answer about all leases waits, too.
         """
-        outcomes: dict[int, T | BackendError] = {}
+        outcomes: dict[Claim, _Renewed] = {}
 
-        async def transact(reading: Reading) -> dict[int, T | BackendError]:
-            async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[int, T | BackendError]]:
+        async def transact(reading: Reading) -> dict[Claim, _Renewed]:
+            async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[Claim, _Renewed]]:
                 rows_of = self._rows_of(reading, answers)
                 free = rows.known_names(answers[0])
-                found: dict[int, T | BackendError] = {}
-                found.update((n, rows_of(steps[n][0]).apply(steps[n][1])) for n in late if steps[n][0] in free)
+                found: dict[Claim, _Renewed] = {}
+                found.update((each, rows_of(each.name).apply(_renewing(each))) for each in late if each.name in free)
                 return [change for name in free for change in rows_of(name).changes()], found
 
-            names = _in_order(steps[number][0] for number in late)
+            names = _in_order(claim.name for claim in late)
             return await session.transact(reading.texts(names, lock_free=True), work)
 
-        late = list(range(len(steps)))
-        for pause in _ROW_PAUSES:
+        late = list(claims)
+        for pause in (0.0, min(_ROW_PAUSE, _shortest(claims) / 50)):
             await asyncio.sleep(pause)
             outcomes.update(await _lazily(transact, "renew"))
-            if len(outcomes) < len(steps):  # a name without a row is not worth a pause
-                rest = {number: step for number, step in enumerate(steps) if number not in outcomes}
-                outcomes.update(await self._renew_unknown(session, rest))
-            late = [number for number in late if number not in outcomes]
+            if late := [claim for claim in late if claim not in outcomes]:  # a name without a row is not worth a pause
+                outcomes.update(await self._renew_unknown(session, late))
+                late = [claim for claim in late if claim not in outcomes]
             if not late:
                 break
-        outcomes.update(await self._renew_late({number: steps[number] for number in late}))
-        return [outcomes[number] for number in range(len(steps))]
+        else:
+            outcomes.update(await self._renew_late(late, min(_ROW_PATIENCE, _shortest(claims) / 15)))
+        return [outcomes[claim] for claim in claims]
 
-    async def _renew_unknown(self, session: MysqlSession, steps: Mapping[int, Step[T]]) -> Mapping[int, T]:
-        """Run the rules of the names that have no row, and so no grants."""
+    async def _renew_unknown(self, session: MysqlSession, claims: Sequence[Claim]) -> Mapping[Claim, _Renewed]:
+        """Answer about the names that have no row, and so no grants."""
 
-        async def look(reading: Reading) -> Mapping[int, T]:
-            answers = await session.ask(*reading.texts(_in_order(name for name, _ in steps.values())))
+        async def look(reading: Reading) -> Mapping[Claim, _Renewed]:
+            answers = await session.ask(*reading.texts(_in_order(claim.name for claim in claims)))
             rows_of, there = self._rows_of(reading, answers), set(rows.known_names(answers[0]))
-            return {n: rows_of(name).apply(rule) for n, (name, rule) in steps.items() if name not in there}
+            return {each: rows_of(each.name).apply(_renewing(each)) for each in claims if each.name not in there}
 
         return await _lazily(look, "renew")
 
-    async def _renew_late(self, steps: Mapping[int, Step[T]]) -> Mapping[int, T | BackendError]:
+    async def _renew_late(self, claims: Sequence[Claim], patience: float) -> Mapping[Claim, _Renewed]:
         """Wait for the rows, one after the other, and last for those that the last renewal did not get."""
-        outcomes: dict[int, T | BackendError] = dict.fromkeys(steps, _locked_row())
-        self._held_up.intersection_update(name for name, _ in steps.values())
+        locked = BackendUnavailableError(BACKEND, "renew", CODES[LOCK_WAIT][1])
+        outcomes: dict[Claim, _Renewed] = dict.fromkeys(claims, locked)
+        self._held_up.intersection_update(claim.name for claim in claims)
         name = ""
         try:
-            async with asyncio.timeout(_ROW_PATIENCE):
-                for number, step in sorted(steps.items(), key=lambda item: item[1][0] in self._held_up):
-                    name = step[0]
+            async with asyncio.timeout(patience):
+                for claim in sorted(claims, key=lambda claim: claim.name in self._held_up):
+                    name = claim.name
                     try:
-                        outcomes[number] = await self._late_connection.run(partial(self._step_late, step))
+                        outcomes[claim] = await self._late_connection.run(partial(self._renew_patiently, claim))
                     except Exception as error:  # noqa: BLE001  (the others are renewed, whatever it is)
-                        outcomes[number] = translated("renew", error)
+                        outcomes[claim] = translated("renew", error)
                     self._held_up.discard(name)
         except TimeoutError:
             self._held_up.add(name)
             self._late_connection.drop()  # its statement waits on, and the next renewal would stand behind it
         return outcomes
 
-    async def _step_late(self, step: Step[T], session: MysqlSession) -> T:
-        return await self._step(session, "renew", step, waits=True)
+    async def _renew_patiently(self, claim: Claim, session: MysqlSession) -> Renewal | Revoked:
+        return await self._step(session, "renew", (claim.name, _renewing(claim)), waits=True)
 
     def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
         return cache(NameRows.of_answers(reading, answers, self._tokens_at, BACKEND))
@@ -430,8 +433,12 @@ async def _lazily(work: Callable[[Reading], Awaitable[T]], operation: str) -> T:
         return await work(Reading(line=line, reasons=True))
 
 
-def _locked_row() -> BackendError:
-    return BackendUnavailableError(BACKEND, "renew", CODES[LOCK_WAIT][1])
+def _renewing(claim: Claim) -> Callable[[Rows], Renewal | Revoked]:
+    return partial(rules.renew, claim=claim)
+
+
+def _shortest(claims: Sequence[Claim]) -> float:
+    return min(claim.ttl for claim in claims)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

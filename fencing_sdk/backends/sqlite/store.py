@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock, boot_identity
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
@@ -226,11 +226,18 @@ class SqliteStore:
 
         return await self._ask(operation, work, surely=surely)
 
-    async def run_all(self, operation: str, steps: Sequence[Step[T]], *, reads: bool = False) -> Sequence[T]:
-        """See `RowStore.run_all`."""
+    async def look(self, operation: str, steps: Sequence[Step[T]]) -> Sequence[T]:
+        """See `RowStore.look`."""
         if not steps:
             return []
-        return await self._ask(operation, partial(OpenFile.run, steps=steps, reads=reads), urgent=operation == "renew")
+        return await self._ask(operation, partial(OpenFile.run, steps=steps, reads=True), urgent=operation == "renew")
+
+    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+        """See `RowStore.renew`."""
+        if not claims:
+            return []
+        steps = [(claim.name, partial(rules.renew, claim=claim)) for claim in claims]
+        return await self._ask("renew", partial(OpenFile.run, steps=steps, reads=False), urgent=True)
 
     async def names(self, prefix: str, after: str | None, limit: int) -> Sequence[str]:
         """See `RowStore.names`."""

@@ -235,8 +235,8 @@ SKIPPED = Planted(
 IN_ORDER = Planted(
     "a renewal waits for its rows in the same order each time",
     "mysql.store:MysqlStore._renew_late",
-    "item[1][0] in self._held_up",
-    "item[0]",
+    "claim.name in self._held_up",
+    "claim.name",
 )
 STORIES = {
     who_waits_for_a_row_holds_up_no_call_about_another: AMONG_ALL,
