@@ -110,7 +110,7 @@ class RequestConnection(Generic[S]):
     def put(
         self, body: Callable[[S], Awaitable[Any]], *, urgent: bool = False, must_run: bool = False
     ) -> QueuedRequest[S]:
-        """Queue a request for `run` without waiting for it. Nobody has to ask for its answer."""
+        """Queue a request for `run` without waiting for it. Its answer may stay unread."""
         if self._queue is None or not self._queue.owner.is_current:
             self._queue = _RequestQueue(self._dial_session, self._adapt_to)
         return self._queue.put(body, urgent=urgent, must_run=must_run)
@@ -185,7 +185,7 @@ class _RequestQueue(Generic[S]):
         except Exception as error:  # noqa: BLE001  (the caller that waits for the future raises it)
             if not request.answer.done():
                 request.answer.set_exception(error)
-                request.answer.exception()  # seen, also if nobody asks for it
+                request.answer.exception()  # without this, an answer that stays unread would be logged
         else:
             if not request.answer.done():
                 request.answer.set_result(row)

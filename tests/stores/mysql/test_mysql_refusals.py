@@ -113,18 +113,6 @@ async def test_the_anonymous_user_that_takes_a_login_for_itself_is_refused(name,
     assert said in str(error)
 
 
-@pytest.mark.parametrize(
-    ("clause", "said"),
-    [("ACCOUNT LOCK", "has locked the account"), ("PASSWORD EXPIRE", "password of this user has exp")],
-)
-async def test_an_account_that_is_locked_or_whose_password_has_expired_is_refused(clause, said, mysql_server):
-    user(mysql_server, password=PASSWORD, rights="ALL PRIVILEGES")
-    mysql_server.ask(f"ALTER USER 'peter'@'localhost' {clause}")
-    error = await complaint(by_socket(mysql_server, "peter", PASSWORD))
-    assert refused(error)
-    assert said in str(error)
-
-
 async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowhere(mysql_server, caplog):
     caplog.set_level(logging.DEBUG)
     user(mysql_server, password=PASSWORD, rights="ALL PRIVILEGES")
