@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 SECOND = 1_000_000
 """Microseconds, in which the server's tables count time."""
+PAGE = 10_000
+"""Names that one statement of a listing looks at, most of which may be free: renewals wait for it."""
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 """When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
 
@@ -209,22 +211,31 @@ def read_standing(rows: Rows) -> set[tuple[str, str]]:
     return {(_text(name), _text(owner)) for name, owner in rows}
 
 
-def page_of_names(prefix: str, after: str | None, limit: int) -> str:
-    """Read the next *limit* names that begin with *prefix* and may be held, for `read_names`."""
+def end_of_page(prefix: str, after: str | None) -> str:
+    """Read the last one of the next `PAGE` names that begin with *prefix*; where there are fewer, nothing."""
+    return f"SELECT name FROM fencing_lock WHERE {_among(prefix, after)} ORDER BY name LIMIT 1 OFFSET {PAGE - 1}"  # noqa: S608
+
+
+def held_names(prefix: str, after: str | None, last: str | None, limit: int) -> str:
+    """Read the next *limit* names that begin with *prefix*, are not behind *last*, and may be held."""
+    among = _among(prefix, after) if last is None else f"{_among(prefix, after)} AND name <= {hexadecimal(last)}"
+    return f"SELECT name FROM fencing_lock WHERE {among} AND held_until > {NOW} ORDER BY name LIMIT {limit:d}"  # noqa: S608
+
+
+def _among(prefix: str, after: str | None) -> str:
     start = f"name >= {hexadecimal(prefix)}" if after is None else f"name > {hexadecimal(after)}"
     # UTF-8 has no byte 0xFF, so no name with this prefix is above it.
-    end = f" AND name < CONCAT({hexadecimal(prefix)}, x'ff')"
-    return f"SELECT name FROM fencing_lock WHERE {start}{end} AND held_until > {NOW} ORDER BY name LIMIT {limit:d}"  # noqa: S608
-
-
-def known_names(rows: Rows) -> list[str]:
-    """The names that have a row, of an answer to the first of `Reading.texts`."""
-    return [_text(name) for _, name, *_ in rows if name is not None]
+    return f"{start} AND name < CONCAT({hexadecimal(prefix)}, x'ff')"
 
 
 def read_names(rows: Rows) -> list[str]:
     """The names of an answer."""
     return [_text(name) for (name,) in rows]
+
+
+def known_names(rows: Rows) -> list[str]:
+    """The names that have a row, of an answer to the first of `Reading.texts`."""
+    return [_text(name) for _, name, *_ in rows if name is not None]
 
 
 def _joining(name: str, waiter: WaiterRow, now: int) -> Iterator[str]:

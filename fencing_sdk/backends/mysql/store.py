@@ -18,9 +18,8 @@ from typing import Generic, TypeVar, cast
 from fencing_sdk._mysql.driver import Rows as Answer
 from fencing_sdk._mysql.driver import code_of
 from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
-from fencing_sdk._values.clock import JITTER, TICK, BootClock
+from fencing_sdk._values.clock import TICK
 from fencing_sdk.backends._shared import rules
-from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.fences import FenceRaising, Fences
 from fencing_sdk.backends._shared.losses import StopListening
 from fencing_sdk.backends._shared.request_queue import QueuedRequest, RequestConnection
@@ -42,7 +41,7 @@ from fencing_sdk.backends.mysql.errors import (
 )
 from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
 from fencing_sdk.backends.mysql.session import MysqlSession
-from fencing_sdk.backends.mysql.sweep import sweep
+from fencing_sdk.backends.mysql.sweep import Sweeper
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
 T = TypeVar("T")
@@ -54,11 +53,6 @@ _ROW_PAUSE = 0.02
 _ROW_PATIENCE = 0.2
 """Seconds for which it then waits among the others that want the row, if the ttl is not short."""
 _END_PATIENCE = 0.5
-_EVERY = 600.0
-"""Seconds between two sweeps of one client."""
-_SOON = 5.0
-"""Seconds until the next one where the last has left rows."""
-_CLOCK = BootClock()
 
 
 class RowTakenError(Exception):
@@ -98,9 +92,7 @@ class MysqlStore:
         self._held_up: set[str] = set()
         """The names for whose rows the last renewal waited in vain."""
         self._bell: Bell | None = None
-        self._retention = retention if hybrid else None
-        self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
-        self._sweep = BackgroundTask()
+        self._sweeper = Sweeper(self._connection, retention if hybrid else None)
 
     async def open(self) -> None:
         """See `RowStore.open`."""
@@ -154,7 +146,7 @@ class MysqlStore:
             if isinstance(answer, _Waiting):
                 answer = await self._patient_connection.answer_to(answer.request)
         if durable:
-            self._sweep_if_due()
+            self._sweeper.start_if_due()
         return answer
 
     async def run_fenced(self, claim: Claim, rule: Callable[[Rows], Grant | Busy], fences: Fences) -> Grant | Busy:
@@ -169,7 +161,7 @@ class MysqlStore:
 
         with translating("acquire"):
             outcome = await self._patient_connection.run(body)
-        self._sweep_if_due()
+        self._sweeper.start_if_due()
         return outcome
 
     async def look(self, operation: str, steps: Sequence[Step[T]]) -> Sequence[T]:
@@ -312,9 +304,16 @@ class MysqlStore:
 
     async def names(self, prefix: str, after: str | None, limit: int) -> Sequence[str]:
         """See `RowStore.names`."""
+        found: list[str] = []
         with translating("list"):
-            (found,) = await self._connection.run(lambda session: session.ask(rows.page_of_names(prefix, after, limit)))
-        return rows.read_names(found)
+            while True:
+                (end,) = await self.ask(rows.end_of_page(prefix, after))
+                last = rows.read_names(end)[0] if end else None
+                (held,) = await self.ask(rows.held_names(prefix, after, last, limit - len(found)))
+                found += rows.read_names(held)
+                if last is None or len(found) == limit:
+                    return found
+                after = last
 
     async def attend(self, group: str, waiters: Sequence[tuple[Claim, WaiterAddress]]) -> Sequence[Claim]:
         """See `RowStore.attend`. All waiters of a group give one sign of life, in one row."""
@@ -376,16 +375,6 @@ class MysqlStore:
         with translating("revoke"):
             await self._connection.run(lambda session: ring_all(session, message), must_run=True)
 
-    def _sweep_if_due(self) -> None:
-        if _CLOCK.now() >= self._sweep_due:
-            self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
-            self._sweep.start(self._delete_old_rows)
-
-    async def _delete_old_rows(self) -> None:
-        with suppress(Exception):  # a later sweep deletes the same rows
-            if await self._connection.run(lambda session: sweep(session, self._retention)):
-                self._sweep_due = _CLOCK.now() + _SOON
-
     async def create_schema(self) -> None:
         """Create the tables that are missing."""
         with translating("create_schema"):
@@ -393,7 +382,7 @@ class MysqlStore:
 
     async def aclose(self) -> None:
         """See `RowStore.aclose`."""
-        await self._sweep.aclose()
+        await self._sweeper.aclose()
         bell, self._bell = self._bell, None
         if bell is not None and bell.usable:
             asleep = await bell.aclose()

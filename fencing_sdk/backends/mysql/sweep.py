@@ -3,56 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fencing_sdk._mysql.driver import Rows
-from fencing_sdk._values.clock import TICK
+from fencing_sdk._values.clock import JITTER, TICK, BootClock
 from fencing_sdk.backends._shared import rules
+from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.request_queue import RequestConnection
 from fencing_sdk.backends.mysql.rows import NOW, SECOND
 from fencing_sdk.backends.mysql.session import MysqlSession
 
+_EVERY = 600.0
+"""Seconds between two walks of one client through the tables."""
+_SOON = 5.0
+"""Seconds until the next sweep where the last one has left rows."""
 _AT_ONCE = 1000
-"""Rows of a table that one sweep deletes at most."""
+"""Rows of a table that one sweep looks at, or deletes, at most: renewals wait for it."""
 _MESSAGES = 60
 """Seconds after which a message is of no use: its client looks at the table every few seconds."""
 _SIGNS = 600
 """Seconds without a sign of life after which waiters are gone for sure. They lost their places long before."""
+_CLOCK = BootClock()
 
 
-async def sweep(session: MysqlSession, retention: float | None) -> bool:
+class Sweeper:
     """
-    Delete locks that have been free for *retention* seconds, and what is left of clients that were killed.
+    Deletes locks that have been free for *retention* seconds, and what is left of clients that were killed.
 
-    None: no locks. A counter starts again when the row of its lock is gone, so one that another client has written
-    stays. Hybrid tokens keep growing, and one that is ahead of the clock stays until the clock has passed it. Return
-    whether there are more rows.
+    It walks through the locks in the order of their names, page by page. An index by their age would cost each renewal
+    a write, and without one a table of millions would be read as a whole, while renewals wait.
 
-    Raises:
-        Exception: the driver's error.
+    Args:
+        connection: On which it runs.
+
+        retention: None deletes no locks. A counter starts again when the row of its lock is gone, so one that another
+            client has written stays. Hybrid tokens keep growing, and one that is ahead of the clock stays until the
+            clock has passed it.
     """
-    dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
-    hybrid = f"(token = 0 OR token >= {rules.FIRST_HYBRID})"
-    free = f"held_until < {_ago(retention or 0.0)} AND token * {TICK} < {NOW} AND {hybrid}"
-    locks = [] if retention is None else [("fencing_lock", "name", free)]
-    most = 0
-    for table, key, old in (
-        *locks,
-        ("fencing_revoked", "name, owner", f"until < {NOW}"),
-        ("fencing_bell", "id", f"sent < {_ago(_MESSAGES)}"),
-        ("fencing_sign", "waiter_group", f"seen < {_ago(_SIGNS)}"),
-        ("fencing_waiter", "number", dead),
-    ):
-        (found,) = await session.ask(f"SELECT {key} FROM {table} WHERE {old} LIMIT {_AT_ONCE}")  # noqa: S608
-        most = max(most, len(found))
-        if found:
-            among = f"({key}) IN ({', '.join(map(_row, found))}) AND {old}"
-            unlocked = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
-            await session.transact([unlocked], partial(_delete, table, key))
-    return most == _AT_ONCE
+
+    def __init__(self, connection: RequestConnection[MysqlSession], retention: float | None) -> None:
+        self._connection = connection
+        self._retention = retention
+        self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
+        self._task = BackgroundTask()
+        self._after = b""
+        """The last name of the page before."""
+
+    def start_if_due(self) -> None:
+        """Sweep in a task, if the last sweep was long ago."""
+        if _CLOCK.now() >= self._due:
+            self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
+            self._task.start(self._run)
+
+    async def aclose(self) -> None:
+        """End the task."""
+        await self._task.aclose()
+
+    async def _run(self) -> None:
+        with suppress(Exception):  # a later sweep deletes the same rows
+            if await self._connection.run(self.sweep):
+                self._due = _CLOCK.now() + _SOON
+
+    async def sweep(self, session: MysqlSession) -> bool:
+        """
+        Delete old rows; return whether there are more rows to look at.
+
+        Raises:
+            Exception: the driver's error.
+        """
+        more = self._retention is not None and await self._sweep_locks(session, self._retention)
+        dead = f"since < {_ago(_SIGNS)} AND waiter_group NOT IN (SELECT waiter_group FROM fencing_sign)"  # noqa: S608
+        for table, key, old in (
+            ("fencing_revoked", "name, owner", f"until < {NOW}"),
+            ("fencing_bell", "id", f"sent < {_ago(_MESSAGES)}"),
+            ("fencing_sign", "waiter_group", f"seen < {_ago(_SIGNS)}"),
+            ("fencing_waiter", "number", dead),
+        ):
+            (found,) = await session.ask(f"SELECT {key} FROM {table} WHERE {old} LIMIT {_AT_ONCE}")  # noqa: S608
+            await _delete(session, table, key, old, found)
+            more = more or len(found) == _AT_ONCE
+        return more
+
+    async def _sweep_locks(self, session: MysqlSession, retention: float) -> bool:
+        hybrid = f"(token = 0 OR token >= {rules.FIRST_HYBRID})"
+        old = f"held_until < {_ago(retention)} AND token * {TICK} < {NOW} AND {hybrid}"
+        page = f"WHERE name > {_literal(self._after)} ORDER BY name LIMIT {_AT_ONCE}"
+        (found,) = await session.ask(f"SELECT name, {old} FROM fencing_lock {page}")  # noqa: S608
+        await _delete(session, "fencing_lock", "name", old, [(name,) for name, is_old in found if is_old])
+        more = len(found) == _AT_ONCE
+        self._after = found[-1][0] if more else b""
+        return more
 
 
-async def _delete(table: str, key: str, answers: Sequence[Rows]) -> tuple[list[str], None]:
+async def _delete(session: MysqlSession, table: str, key: str, old: str, rows: Rows) -> None:
+    if rows:
+        among = f"({key}) IN ({', '.join(map(_row, rows))}) AND {old}"
+        free = f"SELECT {key} FROM {table} WHERE {among} FOR UPDATE SKIP LOCKED"  # noqa: S608
+        await session.transact([free], partial(_deletions, table, key))
+
+
+async def _deletions(table: str, key: str, answers: Sequence[Rows]) -> tuple[list[str], None]:
     """Delete row by row: for one statement the server may read the whole table, and wait for the rows of others."""
     (free,) = answers
     columns = key.split(", ")

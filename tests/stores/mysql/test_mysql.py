@@ -12,7 +12,7 @@ from own_server import OwnServer
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
-from fencing_sdk.backends.mysql.sweep import sweep
+from fencing_sdk.backends.mysql.sweep import Sweeper
 from fencing_sdk.testing import BackendSuite
 
 pytest_plugins = ["mysql_fixtures"]
@@ -51,4 +51,4 @@ class TestMysqlBackend(OwnServer, BackendSuite):
     async def purge(self, backend: MysqlBackend) -> None:
         """Delete every row that is not held, however short ago that was."""
         await backend.inspect("anything")
-        await backend._mysql._connection.run(lambda session: sweep(session, 0.0))
+        await backend._mysql._connection.run(Sweeper(backend._mysql._connection, 0.0).sweep)

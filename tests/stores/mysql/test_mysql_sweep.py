@@ -12,7 +12,7 @@ from stays import eventually
 
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
-from fencing_sdk.backends.mysql.sweep import sweep
+from fencing_sdk.backends.mysql.sweep import Sweeper
 
 pytest_plugins = ["mysql_fixtures"]
 
@@ -29,7 +29,7 @@ async def backend(mysql_server: MysqlServer) -> AsyncIterator[MysqlBackend]:
 
 
 async def swept(backend: MysqlBackend, retention: float) -> None:
-    await backend._mysql._connection.run(lambda session: sweep(session, retention))
+    await backend._mysql._connection.run(Sweeper(backend._mysql._connection, retention).sweep)
 
 
 async def names(server: MysqlServer) -> list[str]:
@@ -81,7 +81,7 @@ async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left
         first = await used(backend, "old")
         await mysql_server.execute(f"INSERT INTO fencing_revoked VALUES ('gone', 'x', {OLD}, '')")
         await grown_old(mysql_server)
-        backend._mysql._sweep_due = 0.0
+        backend._mysql._sweeper._due = 0.0
         await used(backend, "other")
 
         async def done() -> bool:
@@ -109,6 +109,47 @@ async def test_a_client_with_hybrid_tokens_keeps_the_counters_of_another(mysql_s
         await grown_old(mysql_server)
         await swept(backend, 3600.0)
         assert await used(other, "old") == 3
+
+
+async def test_many_locks_are_looked_at_page_by_page(mysql_server, backend, monkeypatch):
+    """Renewals wait for each of them."""
+    monkeypatch.setattr("fencing_sdk.backends.mysql.sweep._AT_ONCE", 2)
+    every = ["old 1", "old 2", "old 3", "p", "q"]
+    for name in every:
+        await used(backend, name)
+    await grown_old(mysql_server)
+    sweeper, left = Sweeper(backend._mysql._connection, 3600.0), []
+    for _ in range(3):
+        more = await backend._mysql._connection.run(sweeper.sweep)
+        left.append((await names(mysql_server), more))
+    assert left == [(every[2:], True), (every[3:], True), (every[3:], False)]
+    await used(backend, "old 1")
+    await grown_old(mysql_server)
+    await backend._mysql._connection.run(sweeper.sweep)
+    assert await names(mysql_server) == every[3:]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+async def test_a_listing_passes_over_many_free_locks_page_by_page(limit, mysql_server, backend, monkeypatch):
+    monkeypatch.setattr("fencing_sdk.backends.mysql.rows.PAGE", 2)
+    held = ["p1", "p4", "p5", "p9"]
+    for name in ["o", *(f"p{number}" for number in range(10)), "q"]:
+        await (backend.acquire(Claim(name, 60.0)) if name in {"o", *held, "q"} else used(backend, name))
+    asked, ask = [], backend._mysql.ask
+
+    async def noted(statement: str) -> object:
+        asked.append(statement)
+        return await ask(statement)
+
+    monkeypatch.setattr(backend._mysql, "ask", noted)
+    listed, cursor = [], None
+    while not listed or cursor is not None:
+        page = await backend.list_holders("p", cursor, limit)
+        listed += [holder.name for holder in page.holders]
+        cursor = page.cursor
+    assert listed == held
+    if limit == 10:
+        assert len(asked) == 2 * (10 // 2) + 2  # after five whole pages, there may be more
 
 
 LOCKED = ["fencing_lock", "fencing_revoked", "fencing_bell", "fencing_sign", "fencing_waiter"]
