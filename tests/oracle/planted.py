@@ -231,7 +231,7 @@ POSTGRESQL = (
 MYSQL = (
     Planted(
         "a lock without its row",
-        "mysql.store:MysqlStore._step",
+        "mysql.steps:MysqlSteps.run",
         "lock_free=True",
         "lock_free=False",
     ),

@@ -28,7 +28,7 @@ from fencing_sdk._values.loop_owner import LoopOwner
 __all__ = ["ConnectionAbandonedError", "QueuedRequest", "RequestConnection", "Session", "keep_in_children"]
 
 SILENCE = 0.25
-"""Seconds without an answer after which a connection is closed when a caller gives up."""
+"""Seconds without an answer that are too many for a statement that waits for nothing."""
 DIAL_PATIENCE = 1.0
 """Seconds after which an unfinished connection attempt is cancelled when a caller gives up."""
 
@@ -84,11 +84,20 @@ class RequestConnection(Generic[S]):
 
         adapt: Called with a session and the error of a request. Returns whether the request surely did nothing and may
             succeed if it runs again at once. It may change the session before, or drop it.
+
+        silence: Seconds without an answer after which a connection is closed when a caller gives up.
     """
 
-    def __init__(self, dial: Callable[[], Coroutine[Any, Any, S]], adapt: Callable[[S, Exception], bool]) -> None:
+    def __init__(
+        self,
+        dial: Callable[[], Coroutine[Any, Any, S]],
+        adapt: Callable[[S, Exception], bool],
+        *,
+        silence: float = SILENCE,
+    ) -> None:
         self._dial_session = dial
         self._adapt_to = adapt
+        self._silence = silence
         self._queue: _RequestQueue[S] | None = None
 
     async def run(self, body: Callable[[S], Awaitable[T]], *, urgent: bool = False, must_run: bool = False) -> T:
@@ -112,7 +121,7 @@ class RequestConnection(Generic[S]):
     ) -> QueuedRequest[S]:
         """Queue a request for `run` without waiting for it. Its answer may stay unread."""
         if self._queue is None or not self._queue.owner.is_current:
-            self._queue = _RequestQueue(self._dial_session, self._adapt_to)
+            self._queue = _RequestQueue(self._dial_session, self._adapt_to, self._silence)
         return self._queue.put(body, urgent=urgent, must_run=must_run)
 
     async def answer_to(self, request: QueuedRequest[S]) -> Any:
@@ -144,10 +153,13 @@ class RequestConnection(Generic[S]):
 class _RequestQueue(Generic[S]):
     """Requests that wait for the connection, and the task that runs them, in one event loop of one process."""
 
-    def __init__(self, dial: Callable[[], Coroutine[Any, Any, S]], adapt: Callable[[S, Exception], bool]) -> None:
+    def __init__(
+        self, dial: Callable[[], Coroutine[Any, Any, S]], adapt: Callable[[S, Exception], bool], silence: float
+    ) -> None:
         self.owner = LoopOwner()
         self._dial_session = dial
         self._adapt = adapt
+        self._silence = silence
         self._urgent: deque[QueuedRequest[S]] = deque()
         self._others: deque[QueuedRequest[S]] = deque()
         self._running = False
@@ -181,7 +193,7 @@ class _RequestQueue(Generic[S]):
 
     async def _answer(self, request: QueuedRequest[S]) -> None:
         try:
-            row = await self._run(request.body)
+            row = await self._run(request)
         except Exception as error:  # noqa: BLE001  (the caller that waits for the future raises it)
             if not request.answer.done():
                 request.answer.set_exception(error)
@@ -190,15 +202,17 @@ class _RequestQueue(Generic[S]):
             if not request.answer.done():
                 request.answer.set_result(row)
 
-    async def _run(self, body: Callable[[S], Awaitable[Any]]) -> Any:
+    async def _run(self, request: QueuedRequest[S]) -> Any:
         tries = _TRIES
         while True:
             session = self._session
             if session is None or session.closed:
                 session = await self._dial()
+                if request.answer.done() and not request.must_run:  # its caller has given up meanwhile
+                    return None
             self._since, self._asking = _CLOCK.now(), True
             try:
-                row = await body(session)
+                row = await request.body(session)
             except Exception as error:
                 tries -= 1
                 if not self._adapt(session, error) or not tries:
@@ -241,6 +255,7 @@ class _RequestQueue(Generic[S]):
             for request in requests:
                 if not request.answer.done():
                     request.answer.set_exception(error)
+                    request.answer.exception()
             requests.clear()
 
     def caller_gave_up(self) -> None:
@@ -249,7 +264,7 @@ class _RequestQueue(Generic[S]):
         if self._dialing is not None:
             if waited >= DIAL_PATIENCE:
                 self._dialing.cancel()
-        elif self._asking and self._session is not None and waited >= SILENCE * 2**self._unanswered:
+        elif self._asking and self._session is not None and waited >= self._silence * 2**self._unanswered:
             self._unanswered = min(self._unanswered + 1, _MOST_DOUBLINGS)
             self._session.drop()
 

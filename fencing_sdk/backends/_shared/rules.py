@@ -43,6 +43,8 @@ from fencing_sdk.errors import BackendRefusedError
 LINE_POLL = 1.0
 """Seconds after which a waiter in the line tries again although no message has woken it."""
 LINE_TTL = 3 * LINE_POLL
+_SET_BACK = 10.0
+"""Seconds that a sign of life may be ahead: a store may have read its clock some seconds before the line."""
 REASON_TTL = 60.0
 """Seconds for which a reason outlives the grant that was ended: its holder asks before that."""
 
@@ -340,7 +342,7 @@ def living(rows: Rows) -> Iterator[WaiterRow]:
 
 def _lives(waiter: WaiterRow, now: float) -> bool:
     """A sign of life from the future is from before the clock was set back: a dead waiter would keep its place."""
-    return now < waiter.silent_at <= now + 2 * LINE_TTL
+    return now < waiter.silent_at <= now + LINE_TTL + _SET_BACK
 
 
 def next_in_line(rows: Rows) -> WaiterRow | None:

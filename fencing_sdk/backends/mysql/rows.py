@@ -47,7 +47,7 @@ def lock(name: str) -> str:
 
 
 def create(name: str) -> str:
-    """Create the row of *name* if it is missing. This waits for no row that is there, and locked."""
+    """Create the row of *name* if it is missing. It waits if another client is about to do so."""
     key = hexadecimal(name)
     missing = f"NOT EXISTS (SELECT 1 FROM fencing_lock WHERE name = {key})"  # noqa: S608
     return f"INSERT INTO fencing_lock {_COLUMNS} SELECT {key}, 0, {NOW}, '[]' FROM DUAL WHERE {missing}"  # noqa: S608

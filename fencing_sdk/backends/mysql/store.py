@@ -9,40 +9,39 @@ waits for a moment, on a third one, and the next heartbeat tries then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Generic, TypeVar, cast
+from functools import partial
+from typing import Generic, TypeVar
 
+from fencing_sdk._mysql.driver import LOCK_PATIENCE, code_of
 from fencing_sdk._mysql.driver import Rows as Answer
-from fencing_sdk._mysql.driver import code_of
 from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
-from fencing_sdk._values.clock import TICK
+from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.fences import FenceRaising, Fences
 from fencing_sdk.backends._shared.losses import StopListening
-from fencing_sdk.backends._shared.request_queue import QueuedRequest, RequestConnection
+from fencing_sdk.backends._shared.request_queue import SILENCE, QueuedRequest, RequestConnection
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
-from fencing_sdk.backends._shared.rules import Rows, TokenSource, token_source
+from fencing_sdk.backends._shared.rules import Rows
 from fencing_sdk.backends.mysql import rows
-from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring, ring_all
+from fencing_sdk.backends.mysql.bell import Bell, BellBox, end, ring_all
 from fencing_sdk.backends.mysql.dial import MysqlDialer
 from fencing_sdk.backends.mysql.errors import (
     BACKEND,
-    CODES,
     GONE,
-    LOCK_WAIT,
     NO_TABLE,
     READ_ONLY,
     ROLLED_BACK,
     translated,
     translating,
 )
-from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
+from fencing_sdk.backends.mysql.rows import Reading
 from fencing_sdk.backends.mysql.session import MysqlSession
+from fencing_sdk.backends.mysql.steps import MysqlSteps, RowTakenError, in_order, lazily, locked
 from fencing_sdk.backends.mysql.sweep import Sweeper
-from fencing_sdk.errors import BackendError, BackendUnavailableError
+from fencing_sdk.errors import BackendError
 
 T = TypeVar("T")
 _Renewed = Renewal | Revoked | BackendError
@@ -53,15 +52,12 @@ _ROW_PAUSE = 0.02
 _ROW_PATIENCE = 0.2
 """Seconds for which it then waits among the others that want the row, if the ttl is not short."""
 _END_PATIENCE = 0.5
-
-
-class RowTakenError(Exception):
-    """Another transaction has locked the row of the name."""
+_CLOCK = BootClock()
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[T]):
-    """A call that waits for its row, on another connection, also if its caller is gone."""
+    """A call that waits for its row, on another connection."""
 
     request: QueuedRequest[MysqlSession]
 
@@ -83,14 +79,16 @@ class MysqlStore:
     def __init__(self, dialer: MysqlDialer, *, hybrid: bool, bell: bool, retention: float) -> None:
         self.dialer = dialer
         self.hybrid = hybrid
+        self._steps = MysqlSteps(hybrid=hybrid)
         self._with_bell = bell
-        self._connection = RequestConnection(dialer.dial, _adapt)
-        self._patient_connection = RequestConnection(dialer.dial, _adapt)
+        self._connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + _ROW_PATIENCE)
+        self._patient_connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + LOCK_PATIENCE)
         """For calls that wait for rows."""
         self._late_connection = RequestConnection(dialer.dial, _adapt)
-        """For renewals that do."""
+        """For renewals that wait for rows."""
         self._held_up: set[str] = set()
         """The names for whose rows the last renewal waited in vain."""
+        self._fenced_connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + LOCK_PATIENCE)
         self._bell: Bell | None = None
         self._sweeper = Sweeper(self._connection, retention if hybrid else None)
 
@@ -120,31 +118,30 @@ class MysqlStore:
         surely: bool = False,
     ) -> T:
         """See `RowStore.run`. To inspect a lock, this store does not lock its row: who may only look is answered."""
-        reads = reads or operation == "inspect"
+        if reads or operation == "inspect":
+            (seen,) = await self.look(operation, [(name, rule)])
+            return seen
 
         async def body(session: MysqlSession) -> T | _Waiting[T]:
-            if reads or look is not None:
-                seen = rule if reads else cast("Callable[[Rows], T]", look)
-                (answer,) = await self._look(session, operation, [(name, seen)])
-                if reads or answer is not None:
-                    return answer
+            if look is not None:
+                (known,) = await self._steps.look(session, operation, [(name, look)])
+                if known is not None:
+                    return known
             try:
-                return await self._step(session, operation, (name, rule))
+                return await self._steps.run(session, operation, (name, rule))
             except RowTakenError:
-                if not surely:
-                    raise
-                return _Waiting(self._patient_connection.put(wait, must_run=True))
+                wait = partial(self._steps.wait, operation, (name, rule), _CLOCK.now(), lambda: surely or not gone)
+                return _Waiting(self._patient_connection.put(wait, urgent=urgent, must_run=surely))
 
-        async def wait(session: MysqlSession) -> T:
-            return await self._step(session, operation, (name, rule), waits=True)
-
-        with translating(operation):
-            try:
-                answer = await self._connection.run(body, urgent=operation == "release", must_run=surely)
-            except RowTakenError:
-                answer = await self._patient_connection.run(wait)
-            if isinstance(answer, _Waiting):
-                answer = await self._patient_connection.answer_to(answer.request)
+        urgent, gone = operation == "release", False
+        try:
+            with translating(operation):
+                answer = await self._connection.run(body, urgent=urgent, must_run=surely)
+                if isinstance(answer, _Waiting):
+                    answer = await self._patient_connection.answer_to(answer.request)
+        except asyncio.CancelledError:
+            gone = True
+            raise
         if durable:
             self._sweeper.start_if_due()
         return answer
@@ -157,10 +154,10 @@ class MysqlStore:
                 await _RAISING.raise_all(session.for_guards(), claim, fences, outcome.token)
 
         async def body(session: MysqlSession) -> Grant | Busy:
-            return await self._step(session, "acquire", (claim.name, rule), waits=True, before_commit=raise_all)
+            return await self._steps.run(session, "acquire", (claim.name, rule), waits=True, before_commit=raise_all)
 
         with translating("acquire"):
-            outcome = await self._patient_connection.run(body)
+            outcome = await self._fenced_connection.run(body)
         self._sweeper.start_if_due()
         return outcome
 
@@ -169,7 +166,9 @@ class MysqlStore:
         if not steps:
             return []
         with translating(operation):
-            return await self._connection.run(lambda session: self._look(session, operation, steps))
+            return await self._connection.run(
+                lambda session: self._steps.look(session, operation, steps), urgent=operation == "renew"
+            )
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked | BackendError]:
         """See `RowStore.renew`."""
@@ -177,59 +176,6 @@ class MysqlStore:
             return []
         with translating("renew"):
             return await self._connection.run(lambda session: self._renew(session, claims), urgent=True)
-
-    async def _look(self, session: MysqlSession, operation: str, steps: Sequence[Step[T]]) -> list[T]:
-        """Run rules that change nothing on what is committed."""
-
-        async def look(reading: Reading) -> list[T]:
-            answers = await session.ask(*reading.texts([name for name, _ in steps]))
-            rows_of = self._rows_of(reading, answers)
-            return [rows_of(name).apply(rule) for name, rule in steps]
-
-        return await _lazily(look, operation)
-
-    async def _step(
-        self,
-        session: MysqlSession,
-        operation: str,
-        step: Step[T],
-        *,
-        waits: bool = False,
-        before_commit: Callable[[MysqlSession, T], Awaitable[None]] | None = None,
-    ) -> T:
-        """
-        Run a rule in one transaction that holds the row of its name; then wake whom it names.
-
-        Raises:
-            RowTakenError: another transaction has locked the row, and this one does not wait.
-        """
-        name, rule = step
-        woken: set[str] = set()
-
-        async def transact(reading: Reading) -> T:
-            free = reading.texts([name], lock_free=True)
-
-            async def work(answers: Sequence[Answer]) -> tuple[list[str], T]:
-                if waits:
-                    answers = answers[1:]
-                elif not answers[0]:  # another transaction has locked the row, or there is none yet
-                    _, *answers = await session.ask(rows.create(name), *free)
-                    if not answers[0]:
-                        raise RowTakenError
-                found = self._rows_of(reading, answers)(name)
-                outcome = found.apply(rule)
-                if before_commit is not None:
-                    await before_commit(session, outcome)
-                woken.update([] if found.woken is None else [found.woken.box])
-                return list(found.changes()), outcome
-
-            return await session.transact([rows.lock(name), *reading.texts([name])] if waits else free, work)
-
-        outcome = await _lazily(transact, operation)
-        if woken:
-            with suppress(Exception):  # the step is carried out; a waiter that is not woken tries by itself
-                await ring(session, woken)
-        return outcome
 
     async def _renew(self, session: MysqlSession, claims: Sequence[Claim]) -> list[_Renewed]:
         """
@@ -241,19 +187,19 @@ class MysqlStore:
 
         async def transact(reading: Reading) -> dict[Claim, _Renewed]:
             async def work(answers: Sequence[Answer]) -> tuple[list[str], dict[Claim, _Renewed]]:
-                rows_of = self._rows_of(reading, answers)
+                rows_of = self._steps.rows_of(reading, answers)
                 free = rows.known_names(answers[0])
                 found: dict[Claim, _Renewed] = {}
                 found.update((each, rows_of(each.name).apply(_renewing(each))) for each in late if each.name in free)
                 return [change for name in free for change in rows_of(name).changes()], found
 
-            names = _in_order(claim.name for claim in late)
+            names = in_order(claim.name for claim in late)
             return await session.transact(reading.texts(names, lock_free=True), work)
 
         late = list(claims)
         for pause in (0.0, min(_ROW_PAUSE, _shortest(claims) / 50)):
             await asyncio.sleep(pause)
-            outcomes.update(await _lazily(transact, "renew"))
+            outcomes.update(await lazily(transact, "renew"))
             if late := [claim for claim in late if claim not in outcomes]:  # a name without a row is not worth a pause
                 outcomes.update(await self._renew_unknown(session, late))
                 late = [claim for claim in late if claim not in outcomes]
@@ -267,16 +213,15 @@ class MysqlStore:
         """Answer about the names that have no row, and so no grants."""
 
         async def look(reading: Reading) -> Mapping[Claim, _Renewed]:
-            answers = await session.ask(*reading.texts(_in_order(claim.name for claim in claims)))
-            rows_of, there = self._rows_of(reading, answers), set(rows.known_names(answers[0]))
+            answers = await session.ask(*reading.texts(in_order(claim.name for claim in claims)))
+            rows_of, there = self._steps.rows_of(reading, answers), set(rows.known_names(answers[0]))
             return {each: rows_of(each.name).apply(_renewing(each)) for each in claims if each.name not in there}
 
-        return await _lazily(look, "renew")
+        return await lazily(look, "renew")
 
     async def _renew_late(self, claims: Sequence[Claim], patience: float) -> Mapping[Claim, _Renewed]:
         """Wait for the rows, one after the other, and last for those that the last renewal did not get."""
-        locked = BackendUnavailableError(BACKEND, "renew", CODES[LOCK_WAIT][1])
-        outcomes: dict[Claim, _Renewed] = dict.fromkeys(claims, locked)
+        outcomes: dict[Claim, _Renewed] = dict.fromkeys(claims, locked("renew"))
         self._held_up.intersection_update(claim.name for claim in claims)
         name = ""
         try:
@@ -294,13 +239,7 @@ class MysqlStore:
         return outcomes
 
     async def _renew_patiently(self, claim: Claim, session: MysqlSession) -> Renewal | Revoked:
-        return await self._step(session, "renew", (claim.name, _renewing(claim)), waits=True)
-
-    def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
-        return cache(NameRows.of_answers(reading, answers, self._tokens_at, BACKEND))
-
-    def _tokens_at(self, now: float) -> TokenSource:
-        return token_source("hybrid" if self.hybrid else "counter", lambda: int(now * rows.SECOND) // TICK)
+        return await self._steps.run(session, "renew", (claim.name, _renewing(claim)), waits=True)
 
     async def names(self, prefix: str, after: str | None, limit: int) -> Sequence[str]:
         """See `RowStore.names`."""
@@ -319,7 +258,7 @@ class MysqlStore:
         """See `RowStore.attend`. All waiters of a group give one sign of life, in one row."""
 
         async def body(session: MysqlSession) -> Sequence[Claim]:
-            names = _in_order(claim.name for claim, _ in waiters)
+            names = in_order(claim.name for claim, _ in waiters)
             texts = [rows.sign_of_life(group), rows.standing(group)]
             if not names:  # all of them have their grants, and none has left the line yet
                 await session.ask(*texts)
@@ -327,7 +266,7 @@ class MysqlStore:
             reading = Reading(line=True, reasons=False)
             _, found, *answers = await session.ask(*texts, *reading.texts(names))
             in_line = rows.read_standing(found)
-            rows_of = self._rows_of(reading, answers)
+            rows_of = self._steps.rows_of(reading, answers)
             heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]
             due = {(name, head.owner) for name, head in heads if head is not None}
             absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
@@ -337,7 +276,7 @@ class MysqlStore:
             left = in_line - {(claim.name, claim.owner) for claim, _ in waiters}
             for step in [*joins, *((name, partial(rules.leave, owner=owner)) for name, owner in left)]:
                 with suppress(RowTakenError):  # the next signs of life find them again
-                    await self._step(session, "queue", step)
+                    await self._steps.run(session, "queue", step)
             return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
         with translating("queue"):
@@ -390,9 +329,9 @@ class MysqlStore:
                 with suppress(Exception):  # it wakes within seconds, and finds its socket closed
                     async with asyncio.timeout(_END_PATIENCE):
                         await self._connection.run(lambda session: end(session, asleep, bell.client))
-        await self._patient_connection.aclose()
-        await self._late_connection.aclose()
-        await self._connection.aclose()
+        # The first one may still send requests to the others.
+        for each in (self._connection, self._patient_connection, self._late_connection, self._fenced_connection):
+            await each.aclose()
 
 
 def _adapt(session: MysqlSession, error: Exception) -> bool:
@@ -413,23 +352,9 @@ def _adapt(session: MysqlSession, error: Exception) -> bool:
     return code in GONE and not session.committing and not session.abandoned
 
 
-async def _lazily(work: Callable[[Reading], Awaitable[T]], operation: str) -> T:
-    """Do *work* without the reasons why grants were ended, and again with them if a rule asks for one."""
-    line = operation not in {"renew", "transfer"}
-    try:
-        return await work(Reading(line=line, reasons=False))
-    except NotReadError:
-        return await work(Reading(line=line, reasons=True))
-
-
 def _renewing(claim: Claim) -> Callable[[Rows], Renewal | Revoked]:
     return partial(rules.renew, claim=claim)
 
 
 def _shortest(claims: Sequence[Claim]) -> float:
     return min(claim.ttl for claim in claims)
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    """Each name once, in the order of their bytes, in which every client locks them."""
-    return sorted(set(names), key=str.encode)

@@ -20,6 +20,7 @@ from mysql_stage import in_transaction
 from patience import until
 from stays import PATIENCE
 
+from fencing_sdk import BackendUnavailableError
 from fencing_sdk._mysql import driver
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.mysql import MysqlBackend, dial, from_url, rows
@@ -166,6 +167,21 @@ async def who_waits_for_a_row_holds_up_no_call_about_another(stage: Stage) -> No
     assert isinstance(await waiting, Busy)
 
 
+async def one_wait_in_vain_is_the_answer_to_all_that_came_before(stage: Stage) -> None:
+    await stage.backend.acquire(Claim("a", 60.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            driver,
+            "_SETTINGS",
+            driver._SETTINGS.replace(f"lock_wait_timeout = {PATIENCE:.0f}", "lock_wait_timeout = 1"),
+        )
+        async with in_transaction(stage.server, LOCKED):
+            calls = [asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0))) for _ in range(10)]
+            done, _ = await asyncio.wait(calls, timeout=4.0)
+            assert len(done) == len(calls)
+    assert {type(call.exception()) for call in calls} == {BackendUnavailableError}
+
+
 async def a_release_that_waits_for_its_row_comes_true_without_its_caller(stage: Stage) -> None:
     held = [Claim(name, 60.0) for name in "ab"]
     for claim in held:
@@ -175,7 +191,7 @@ async def a_release_that_waits_for_its_row_comes_true_without_its_caller(stage: 
         before = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
         await stage.server.has_a_waiter()
         releasing = asyncio.ensure_future(stage.backend.release(held[1]))
-        await until(lambda: patient._queue is not None and len(patient._queue._others) == 1, what="the release waits")
+        await until(lambda: patient._queue is not None and len(patient._queue._urgent) == 1, what="the release waits")
         releasing.cancel()
         await asyncio.wait((releasing,))
     await patient.run(lambda session: session.ask("DO 0"))
@@ -226,11 +242,17 @@ NAMES_AS_TEXTS = Planted(
 AMONG_ALL = Planted(
     "a call waits for its row on the connection of all calls",
     "mysql.store:MysqlStore.run",
-    "return await self._step(session, operation, (name, rule))\n",
-    "return await self._step(session, operation, (name, rule), waits=True)\n",
+    "return await self._steps.run(session, operation, (name, rule))\n",
+    "return await self._steps.run(session, operation, (name, rule), waits=True)\n",
+)
+EACH_FOR_ITSELF = Planted(
+    "each call waits for its row in vain for itself", "mysql.steps:MysqlSteps.wait", "self._give_up(name)", "pass"
 )
 SKIPPED = Planted(
-    "a release without a caller is passed over", "mysql.store:MysqlStore.run", "put(wait, must_run=True)", "put(wait)"
+    "a release without a caller is passed over",
+    "mysql.store:MysqlStore.run",
+    "put(wait, urgent=urgent, must_run=surely)",
+    "put(wait, urgent=urgent)",
 )
 IN_ORDER = Planted(
     "a renewal waits for its rows in the same order each time",
@@ -240,6 +262,7 @@ IN_ORDER = Planted(
 )
 STORIES = {
     who_waits_for_a_row_holds_up_no_call_about_another: AMONG_ALL,
+    one_wait_in_vain_is_the_answer_to_all_that_came_before: EACH_FOR_ITSELF,
     a_release_that_waits_for_its_row_comes_true_without_its_caller: SKIPPED,
     a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy: IN_ORDER,
     a_lock_that_is_held_is_refused: FORGETTING,
