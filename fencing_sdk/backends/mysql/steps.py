@@ -116,7 +116,7 @@ class MysqlSteps:
 
             since: When its caller began to wait.
 
-            wanted: Whether somebody still wants the answer; asked again when the row is locked.
+            wanted: Returns false once the caller has given up; asked before the wait and after it.
 
             session: On which it waits.
 
