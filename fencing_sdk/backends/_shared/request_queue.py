@@ -214,6 +214,8 @@ class _RequestQueue(Generic[S]):
             try:
                 row = await request.body(session)
             except Exception as error:
+                if not session.closed:
+                    self._unanswered = 0
                 tries -= 1
                 if not self._adapt(session, error) or not tries:
                     raise

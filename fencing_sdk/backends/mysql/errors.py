@@ -30,6 +30,8 @@ client has created the row of a lock at the same time.
 """
 NO_TABLE = 1146
 LOCK_WAIT = 1205
+LOCKED = {LOCK_WAIT, 3572}
+"""A row is locked, and was waited for, or was not to be waited for. MariaDB has one number for both."""
 READ_ONLY = {1290, 1792, 1836}
 
 _RIGHTS = (

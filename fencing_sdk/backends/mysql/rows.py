@@ -46,11 +46,12 @@ def lock(name: str) -> str:
     return f"INSERT INTO fencing_lock {_COLUMNS} VALUES {row} ON DUPLICATE KEY UPDATE token = token"  # noqa: S608
 
 
-def create(name: str) -> str:
-    """Create the row of *name* if it is missing. It waits if another client is about to do so."""
+def create(name: str) -> list[str]:
+    """Create the row of *name* if it is missing. The first statement fails if another client is about to do that."""
     key = hexadecimal(name)
-    missing = f"NOT EXISTS (SELECT 1 FROM fencing_lock WHERE name = {key})"  # noqa: S608
-    return f"INSERT INTO fencing_lock {_COLUMNS} SELECT {key}, 0, {NOW}, '[]' FROM DUAL WHERE {missing}"  # noqa: S608
+    row = f"SELECT 1 FROM fencing_lock WHERE name = {key}"  # noqa: S608
+    insert = f"INSERT INTO fencing_lock {_COLUMNS} SELECT {key}, 0, {NOW}, '[]' FROM DUAL"  # noqa: S608
+    return [f"{row} FOR UPDATE NOWAIT", f"{insert} WHERE NOT EXISTS ({row})"]
 
 
 class NotReadError(Exception):

@@ -19,7 +19,7 @@ from fencing_sdk.backends._shared.row_backend import Step
 from fencing_sdk.backends._shared.rules import TokenSource, token_source
 from fencing_sdk.backends.mysql import rows
 from fencing_sdk.backends.mysql.bell import ring
-from fencing_sdk.backends.mysql.errors import BACKEND, CODES, LOCK_WAIT
+from fencing_sdk.backends.mysql.errors import BACKEND, CODES, LOCK_WAIT, LOCKED
 from fencing_sdk.backends.mysql.rows import NameRows, NotReadError, Reading
 from fencing_sdk.backends.mysql.session import MysqlSession
 from fencing_sdk.errors import BackendError, BackendUnavailableError
@@ -46,7 +46,7 @@ class MysqlSteps:
     def __init__(self, *, hybrid: bool) -> None:
         self._hybrid = hybrid
         self._given_up: dict[str, float] = {}
-        """When a call last waited in vain for the row of a name."""
+        """When the last wait in vain for the row of a name began."""
 
     async def look(self, session: MysqlSession, operation: str, steps: Sequence[Step[T]]) -> list[T]:
         """Run rules that change nothing on what is committed."""
@@ -92,6 +92,8 @@ class MysqlSteps:
                 outcome = found.apply(rule)
                 if before_commit is not None:
                     await before_commit(session, outcome)
+                    if not wanted():  # it may have waited for a fence
+                        raise RowTakenError
                 woken.update([] if found.woken is None else [found.woken.box])
                 return list(found.changes()), outcome
 
@@ -104,7 +106,14 @@ class MysqlSteps:
         return outcome
 
     async def wait(
-        self, operation: str, step: Step[T], since: float, wanted: Callable[[], bool], session: MysqlSession
+        self,
+        operation: str,
+        step: Step[T],
+        since: float,
+        wanted: Callable[[], bool],
+        session: MysqlSession,
+        *,
+        before_commit: Callable[[MysqlSession, T], Awaitable[None]] | None = None,
     ) -> T:
         """
         Run a step that waits for its row. Each wait may take a second, so one in vain is the answer to all before it.
@@ -120,8 +129,10 @@ class MysqlSteps:
 
             session: On which it waits.
 
+            before_commit: What else belongs to the transaction, such as a fence for whose row it waits, too.
+
         Raises:
-            BackendUnavailableError: another call has waited in vain since.
+            BackendUnavailableError: another call has waited in vain meanwhile.
             RowTakenError: the answer is not wanted.
         """
         name = step[0]
@@ -129,30 +140,28 @@ class MysqlSteps:
             raise RowTakenError
         if since < self._given_up.get(name, -math.inf):
             raise locked(operation)
+        began = _CLOCK.now()
         try:
-            answer = await self.run(session, operation, step, waits=True, wanted=wanted)
+            answer = await self.run(session, operation, step, waits=True, wanted=wanted, before_commit=before_commit)
         except ServerError as error:
             if code_of(error) == LOCK_WAIT:
-                self._give_up(name)
+                self._give_up(name, began)
             raise
         self._given_up.pop(name, None)
         return answer
 
-    def _give_up(self, name: str) -> None:
+    def _give_up(self, name: str, began: float) -> None:
         if len(self._given_up) >= _GIVEN_UP:
             self._given_up.clear()
-        self._given_up[name] = _CLOCK.now()
+        self._given_up[name] = began
 
     async def _created(self, session: MysqlSession, name: str, free: Sequence[str]) -> Sequence[Answer]:
-        """Create the row of *name*, and lock it. If another client is about to create it, that is waited for once."""
-        if name in self._given_up:
-            raise RowTakenError
+        """Create the row of *name*, and lock it, unless another transaction has locked or created it."""
         try:
-            _, *answers = await session.ask(rows.create(name), *free)
+            _, _, *answers = await session.ask(*rows.create(name), *free)
         except ServerError as error:
-            if code_of(error) != LOCK_WAIT:
+            if code_of(error) not in LOCKED:
                 raise
-            self._give_up(name)
             raise RowTakenError from error
         return answers
 

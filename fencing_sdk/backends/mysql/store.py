@@ -88,7 +88,8 @@ class MysqlStore:
         """For renewals that wait for rows."""
         self._held_up: set[str] = set()
         """The names for whose rows the last renewal waited in vain."""
-        self._fenced_connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + LOCK_PATIENCE)
+        self._fenced_connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + 2 * LOCK_PATIENCE)
+        """For those that wait for the row of a lock and for that of a fence."""
         self._bell: Bell | None = None
         self._sweeper = Sweeper(self._connection, retention if hybrid else None)
 
@@ -143,7 +144,7 @@ class MysqlStore:
             gone = True
             raise
         if durable:
-            self._sweeper.start_if_due()
+            self._sweeper.start_if_due(name)
         return answer
 
     async def run_fenced(self, claim: Claim, rule: Callable[[Rows], Grant | Busy], fences: Fences) -> Grant | Busy:
@@ -153,12 +154,15 @@ class MysqlStore:
             if isinstance(outcome, Grant):
                 await _RAISING.raise_all(session.for_guards(), claim, fences, outcome.token)
 
-        async def body(session: MysqlSession) -> Grant | Busy:
-            return await self._steps.run(session, "acquire", (claim.name, rule), waits=True, before_commit=raise_all)
-
-        with translating("acquire"):
-            outcome = await self._fenced_connection.run(body)
-        self._sweeper.start_if_due()
+        gone, step = False, (claim.name, rule)
+        body = partial(self._steps.wait, "acquire", step, _CLOCK.now(), lambda: not gone, before_commit=raise_all)
+        try:
+            with translating("acquire"):
+                outcome = await self._fenced_connection.run(body)
+        except asyncio.CancelledError:
+            gone = True
+            raise
+        self._sweeper.start_if_due(claim.name)
         return outcome
 
     async def look(self, operation: str, steps: Sequence[Step[T]]) -> Sequence[T]:

@@ -48,12 +48,14 @@ class Sweeper:
         self._retention = retention
         self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         self._task = BackgroundTask()
-        self._after = b""
-        """The last name of the page before."""
+        self._after: bytes | None = None
+        """The last name of the page before. The first page begins at a name in use, as many clients live shortly."""
 
-    def start_if_due(self) -> None:
+    def start_if_due(self, name: str) -> None:
         """Sweep in a task, if the last sweep was long ago."""
         if _CLOCK.now() >= self._due:
+            if self._after is None:
+                self._after = name.encode()
             self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._task.start(self._run)
 
@@ -89,7 +91,7 @@ class Sweeper:
     async def _sweep_locks(self, session: MysqlSession, retention: float) -> bool:
         hybrid = f"(token = 0 OR token >= {rules.FIRST_HYBRID})"
         old = f"held_until < {_ago(retention)} AND token * {TICK} < {NOW} AND {hybrid}"
-        page = f"WHERE name > {_literal(self._after)} ORDER BY name LIMIT {_AT_ONCE}"
+        page = f"WHERE name > {_literal(self._after or b'')} ORDER BY name LIMIT {_AT_ONCE}"
         (found,) = await session.ask(f"SELECT name, {old} FROM fencing_lock {page}")  # noqa: S608
         await _delete(session, "fencing_lock", "name", old, [(name,) for name, is_old in found if is_old])
         more = len(found) == _AT_ONCE

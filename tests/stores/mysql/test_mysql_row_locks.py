@@ -167,6 +167,16 @@ async def who_waits_for_a_row_holds_up_no_call_about_another(stage: Stage) -> No
     assert isinstance(await waiting, Busy)
 
 
+async def a_name_that_another_is_about_to_create_holds_up_no_call(stage: Stage) -> None:
+    async with in_transaction(stage.server, rows.lock("a")):
+        waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
+        await stage.server.has_a_waiter()
+        other = asyncio.ensure_future(stage.backend.acquire(Claim("b", 60.0)))
+        await asyncio.wait((waiting, other), return_when=asyncio.FIRST_COMPLETED, timeout=2.0)
+        assert (waiting.done(), other.done()) == (False, True)
+    assert isinstance(await waiting, Grant)
+
+
 async def one_wait_in_vain_is_the_answer_to_all_that_came_before(stage: Stage) -> None:
     await stage.backend.acquire(Claim("a", 60.0))
     with pytest.MonkeyPatch.context() as patch:
@@ -245,8 +255,12 @@ AMONG_ALL = Planted(
     "return await self._steps.run(session, operation, (name, rule))\n",
     "return await self._steps.run(session, operation, (name, rule), waits=True)\n",
 )
+TO_CREATE = Planted("whoever creates a row waits for another", "mysql.rows:create", " FOR UPDATE NOWAIT", "")
 EACH_FOR_ITSELF = Planted(
-    "each call waits for its row in vain for itself", "mysql.steps:MysqlSteps.wait", "self._give_up(name)", "pass"
+    "each call waits for its row in vain for itself",
+    "mysql.steps:MysqlSteps.wait",
+    "self._give_up(name, began)",
+    "pass",
 )
 SKIPPED = Planted(
     "a release without a caller is passed over",
@@ -262,6 +276,7 @@ IN_ORDER = Planted(
 )
 STORIES = {
     who_waits_for_a_row_holds_up_no_call_about_another: AMONG_ALL,
+    a_name_that_another_is_about_to_create_holds_up_no_call: TO_CREATE,
     one_wait_in_vain_is_the_answer_to_all_that_came_before: EACH_FOR_ITSELF,
     a_release_that_waits_for_its_row_comes_true_without_its_caller: SKIPPED,
     a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy: IN_ORDER,
