@@ -235,7 +235,7 @@ async def test_with_tls_a_silent_connection_is_given_up_at_once(start_mysql, mys
             await backend.acquire(Claim("a", 60.0))
             proxy.forget()  # the connection carries nothing from now on; a new one works
             waiting = asyncio.create_task(backend.inspect("a"))
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.6)
             waiting.cancel()
             await asyncio.wait([waiting])
             async with asyncio.timeout(PATIENCE / 2):
