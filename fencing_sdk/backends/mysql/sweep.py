@@ -49,13 +49,15 @@ class Sweeper:
         self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         self._task = BackgroundTask()
         self._after: bytes | None = None
-        """The last name of the page before. The first page begins at a name in use, as many clients live shortly."""
+        """The last name of the page before. The first page begins at a name in use: many clients live for minutes."""
+        self._from_middle = False
+        """True until the end of the table is reached: the names before the first page have not been looked at."""
 
     def start_if_due(self, name: str) -> None:
         """Sweep in a task, if the last sweep was long ago."""
         if _CLOCK.now() >= self._due:
             if self._after is None:
-                self._after = name.encode()
+                self._after, self._from_middle = name.encode(), True
             self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._task.start(self._run)
 
@@ -94,8 +96,10 @@ class Sweeper:
         page = f"WHERE name > {_literal(self._after or b'')} ORDER BY name LIMIT {_AT_ONCE}"
         (found,) = await session.ask(f"SELECT name, {old} FROM fencing_lock {page}")  # noqa: S608
         await _delete(session, "fencing_lock", "name", old, [(name,) for name, is_old in found if is_old])
-        more = len(found) == _AT_ONCE
-        self._after = found[-1][0] if more else b""
+        at_end = len(found) < _AT_ONCE
+        more = not at_end or self._from_middle
+        self._from_middle = self._from_middle and not at_end
+        self._after = b"" if at_end else found[-1][0]
         return more
 
 

@@ -75,14 +75,14 @@ async def test_what_killed_clients_left_goes_and_what_lives_stays(mysql_server, 
     assert await mysql_server.fetch("SELECT waiter_group FROM fencing_sign") == [(b"new",)]
 
 
-@pytest.mark.parametrize(("tokens", "left"), [("hybrid", ["other"]), ("counter", ["old", "other"])])
+@pytest.mark.parametrize(("tokens", "left"), [("hybrid", ["first"]), ("counter", ["first", "old"])])
 async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left, mysql_server):
     async with aclosing(from_url(mysql_server.url, tokens=tokens, retention=3600.0)) as backend:
         first = await used(backend, "old")
         await mysql_server.execute(f"INSERT INTO fencing_revoked VALUES ('gone', 'x', {OLD}, '')")
         await grown_old(mysql_server)
         backend._mysql._sweeper._due = 0.0
-        await used(backend, "other")
+        await used(backend, "first")
 
         async def done() -> bool:
             return await names(mysql_server) == left and not await mysql_server.fetch("SELECT 1 FROM fencing_revoked")
@@ -90,6 +90,21 @@ async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left
         await eventually(done, what=f"{left} are left")
         if tokens == "counter":
             assert (first, await used(backend, "old"), await used(backend, "new")) == (1, 2, 1)
+
+
+async def test_a_walk_begins_at_a_name_in_use_and_passes_over_none(mysql_server):
+    async with aclosing(from_url(mysql_server.url, retention=3600.0)) as backend:
+        for name in ("old a", "old z"):
+            await used(backend, name)
+        await grown_old(mysql_server)
+        for left in (["old a"], []):
+            backend._mysql._sweeper._due = 0.0
+            backend._mysql._sweeper.start_if_due("old m")
+
+            async def done(left: list[str] = left) -> bool:
+                return await names(mysql_server) == left
+
+            await eventually(done, what=f"{left} are left")
 
 
 async def test_a_token_ahead_of_the_clock_is_not_forgotten(mysql_server, backend):
