@@ -18,8 +18,9 @@ so does a granted share, beside which the next waiter may fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fencing_sdk._values.claim import (
@@ -332,6 +333,23 @@ def leave(rows: Rows, owner: str) -> None:
     """Take a waiter out of the line, or pass over one that is gone. It may have been its turn."""
     if rows.leave(owner):
         wake_next(rows)
+
+
+def line_repairs(
+    waiters: Sequence[tuple[Claim, object]], in_line: Collection[tuple[str, str]]
+) -> tuple[list[Claim], list[tuple[str, Callable[[Rows], None]]]]:
+    """
+    Compare the *waiters* of a client, each with its address, with the names and owners that stand in line for it.
+
+    Return the claims that have lost their places, and the steps, each with its name, that mend the lines. These join
+    again, at the end. Owners that no longer wait leave: their own requests to do so were lost, and the signs of life of
+    the others would keep their places.
+    """
+    absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
+    gone = set(in_line) - {(claim.name, claim.owner) for claim, _ in waiters}
+    joins = [(claim.name, partial(join, claim=claim, address=address)) for claim, address in absent]
+    leaves = [(name, partial(leave, owner=owner)) for name, owner in gone]
+    return [claim for claim, _ in absent], [*joins, *leaves]
 
 
 def living(rows: Rows) -> Iterator[WaiterRow]:

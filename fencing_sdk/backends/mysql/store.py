@@ -269,18 +269,14 @@ class MysqlStore:
                 return []
             reading = Reading(line=True, reasons=False)
             _, found, *answers = await session.ask(*texts, *reading.texts(names))
-            in_line = rows.read_standing(found)
             rows_of = self._steps.rows_of(reading, answers)
             heads = [(name, rows_of(name).apply(rules.next_in_line)) for name in names]
             due = {(name, head.owner) for name, head in heads if head is not None}
-            absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
-            due.update((claim.name, claim.owner) for claim, _ in absent)
-            joins = [(claim.name, partial(rules.join, claim=claim, address=address)) for claim, address in absent]
-            # The requests of these to leave were lost, and the signs of the others would keep their places.
-            left = in_line - {(claim.name, claim.owner) for claim, _ in waiters}
-            for step in [*joins, *((name, partial(rules.leave, owner=owner)) for name, owner in left)]:
+            absent, steps = rules.line_repairs(waiters, rows.read_standing(found))
+            for step in steps:
                 with suppress(RowTakenError):  # the next signs of life find them again
                     await self._steps.run(session, "queue", step)
+            due.update((claim.name, claim.owner) for claim in absent)
             return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
         with translating("queue"):

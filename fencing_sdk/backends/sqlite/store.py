@@ -97,16 +97,10 @@ class OpenFile:
             names = {name for name, _, _ in standing}
             heads = [(name, rules.next_in_line(SqliteRows(self._place, name, now))) for name in names]
         due = {(name, head.owner) for name, head in heads if head is not None}
-        in_line = {(name, owner) for name, owner, _ in standing}
-        absent = [(claim, address) for claim, address in waiters if (claim.name, claim.owner) not in in_line]
-        if absent:
-            with self._file.transaction() as now:
-                for claim, address in absent:
-                    rules.join(SqliteRows(self._place, claim.name, now), claim, address)
-        due.update((claim.name, claim.owner) for claim, _ in absent)
-        # The requests of these to leave have failed, and the sign of the others would keep their places.
-        if left := in_line - {(claim.name, claim.owner) for claim, _ in waiters}:
-            self.run([(name, partial(rules.leave, owner=owner)) for name, owner in left])
+        absent, steps = rules.line_repairs(waiters, {(name, owner) for name, owner, _ in standing})
+        if steps:
+            self.run(steps)
+        due.update((claim.name, claim.owner) for claim in absent)
         return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
 
     def listen(self, socket: str) -> None:
