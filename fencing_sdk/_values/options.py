@@ -34,7 +34,10 @@ def nearest(name: str, known: Collection[str]) -> str:
     """
     from difflib import get_close_matches  # noqa: PLC0415  (most programs have no such error)
 
-    found = get_close_matches(name.lower(), known, n=1)
+    name = name.lower()
+    # Each driver has one of these words for the same thing, with or without it before the names of the files.
+    spellings = (name, name.replace("ssl", "tls"), name.replace("tls", "ssl"), name.removeprefix("ssl_"))
+    found = [near for each in spellings for near in get_close_matches(each, known, n=1)]
     return f" (did you mean {found[0]}?)" if found else ""
 
 

@@ -359,6 +359,15 @@ def test_a_mistyped_option_of_the_query_gets_the_nearest_one_and_is_never_shown(
         assert option not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("option", "known", "near"),
+    [("ssl", "tls", "tls"), ("ssl_ca", "ca", "ca"), ("tls", "sslmode", "sslmode"), ("tls_ca", "ssl_ca", "ssl_ca")],
+)
+def test_an_option_for_tls_is_found_by_the_word_of_another_driver(option, known, near):
+    with pytest.raises(ConfigurationError, match=rf"did you mean {near}\?"):
+        take_options(f"x://h?{option}=1", {}, ("region", known))
+
+
 @pytest.mark.parametrize(("url", "options"), [("x://h?a=1&a=2", {}), ("x://h?a=1", {"a": 1})])
 def test_an_option_that_is_given_twice_is_refused(url, options):
     with pytest.raises(ConfigurationError, match=r"^option a occurs twice$"):
