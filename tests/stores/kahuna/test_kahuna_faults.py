@@ -495,7 +495,7 @@ async def test_a_node_that_refuses_connections_is_followed_by_the_next(kahuna_cl
         assert [request["node"] for request in kahuna_cluster.seen()] == [1, 1]
         kahuna_cluster.down(1)
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
-        assert kahuna_cluster.seen()[-1]["node"] == 2
+        assert kahuna_cluster.seen()[2]["node"] == 2  # a machine that stands still lets the call ask one more
 
 
 @pytest.mark.parametrize("status", [301, 404, 500, 503])
