@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import mysql_stage
 import postgresql_stage
 import redis_stage
 from etcd_server import EtcdCluster
@@ -258,24 +259,10 @@ class MysqlBench(Line):
         return max(0.0, *(float(seconds) for (seconds,) in self.server.ask(left, name)), 0.0)
 
     async def in_line(self, name: str) -> int:
-        if not await self.server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
-            return 0
-        return int(await self.server.value("SELECT count(*) FROM fencing_waiter WHERE name = %s", name))
+        return await mysql_stage.line(self.server, name)
 
     async def leavings(self) -> list[object]:
-        found: list[object] = list(
-            await self.server.fetch(
-                "SELECT id, info FROM information_schema.processlist"
-                " WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
-            )
-        )
-        if await self.server.fetch("SHOW TABLES LIKE 'fencing_lock'"):
-            now = "UNIX_TIMESTAMP(NOW(6)) * 1000000"
-            found += await self.server.fetch(f"SELECT name FROM fencing_lock WHERE held_until > {now}")
-            found += await self.server.fetch(
-                f"SELECT name FROM fencing_waiter JOIN fencing_sign USING (waiter_group) WHERE seen > {now} - 3000000"
-            )
-        return found
+        return await mysql_stage.leavings(self.server)
 
 
 class EtcdBench(Line):
