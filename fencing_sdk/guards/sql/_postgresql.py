@@ -71,6 +71,7 @@ LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
 # The name of the guard's own table, or its number if there is no such table now; then the table, if it exists now. A
 # query of pg_class would show what the snapshot of the transaction knows, which may be older than the tables.
 _LOOK_FOR_OWN = "SELECT {own}::oid::regclass::text, to_regclass('{table}')::oid"
+_SCHEMA_OF_OWN = "SELECT schema FROM pg_identify_object('pg_class'::regclass, {own}, 0)"
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = (
@@ -324,8 +325,16 @@ class PostgresqlFences(FenceTable):
             ((place, table),) = yield _LOOK_FOR_OWN.format(own=own.table, table=quoted(self._table)), ()
             if table == own.table:
                 return  # it was created meanwhile
-            if str(place).rpartition(".")[2].strip('"') != self._table.rpartition(".")[2]:
+            asked, _, asked_name = self._table.rpartition(".")
+            shown_schema, _, name = str(place).rpartition(".")
+            if name.strip('"') != asked_name:
                 return  # it was dropped or renamed, or its creation was rolled back or is not committed yet
+            if table is None:
+                schema: object = shown_schema
+                if asked and not schema:  # the search_path has it
+                    ((schema,),) = yield _SCHEMA_OF_OWN.format(own=own.table), ()
+                if str(schema).strip('"') == asked:
+                    return  # it is committed, and the session has not heard yet that the name leads to it
         msg = (
             f"the fences of this transaction would be in schema {shown(found.schema)} of database "
             f"{shown(found.database)}, and SqlGuard raises them in {shown(place)} of {shown(own.database)}; "
