@@ -26,13 +26,16 @@ READING_PATIENCE = 3
 _SETTINGS = (
     # UNIX_TIMESTAMP meets an hour that comes twice in any other zone, and a text that is too long would be cut.
     # A part of TRADITIONAL alone would make MySQL warn at every connection, which the driver logs.
-    # It logs notes, too, such as that a table exists which another client has created in the same moment.
     # Where each commit begins the next transaction, a statement of its own would not be committed.
-    "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', sql_notes = 0, completion_type = 0, "
+    "SET time_zone = '+00:00', sql_mode = 'TRADITIONAL', completion_type = 0, "
     f"innodb_lock_wait_timeout = {LOCK_PATIENCE}, lock_wait_timeout = {TABLE_PATIENCE}, "
     # A client that froze before a large answer would keep its rows locked for a minute.
     f"net_write_timeout = {READING_PATIENCE}"
 )
+# The driver logs notes, such as that a table exists which another client has created in the same moment. From 11.8 on
+# MariaDB warns of the setting that MySQL has. It has the other one from 10.6.16 on.
+_WITHOUT_NOTES, _WITHOUT_NOTES_OF_MARIADB = "sql_notes = 0", "note_verbosity = ''"
+_UNKNOWN_VARIABLE = 1193
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
@@ -103,12 +106,24 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
     connection._loop = DialingLoop()  # noqa: SLF001  (asyncmy takes no loop, and its own tries one address of a name)
     try:
         await connection.connect()
-        await ask(connection, _SETTINGS)
+        await _set_up(connection)
         await ask(connection, _ISOLATION)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+async def _set_up(connection: MysqlDriverConnection) -> None:
+    if "MariaDB" in connection.get_server_info():
+        try:
+            await ask(connection, f"{_SETTINGS}, {_WITHOUT_NOTES_OF_MARIADB}")
+        except ServerError as error:
+            if code_of(error) != _UNKNOWN_VARIABLE:
+                raise
+        else:
+            return
+    await ask(connection, f"{_SETTINGS}, {_WITHOUT_NOTES}")
 
 
 async def ask(connection: MysqlDriverConnection, text: str) -> list[Rows]:
