@@ -45,6 +45,6 @@ def kahuna_cluster(_shared_kahuna_cluster: KahunaServer) -> Iterator[KahunaServe
 @pytest.fixture
 async def kahuna(kahuna_server: KahunaServer) -> AsyncIterator[KahunaBackend]:
     """A backend on the one node."""
-    backend = from_url(kahuna_server.url)
+    backend = from_url(kahuna_server.url, connect_timeout=20.0)
     yield backend
     await backend.aclose()

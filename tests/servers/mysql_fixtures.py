@@ -18,7 +18,10 @@ from mysql_programs import PACKAGES, flavours, program
 from mysql_proxy import MysqlProxy
 from mysql_server import MysqlServer, Setting
 from required_program import missing, require_program
+from stays import PATIENCE
 from throwaway_certificates import Certificates, make_certificates
+
+from fencing_sdk._mysql import driver
 
 
 def require_mysql(flavour: str = "mariadb") -> None:
@@ -97,6 +100,16 @@ def start_mysql(mysql_flavour: str) -> Iterator[StartMysql]:
     for server in servers:
         sys.stdout.write(f"--- log of the server on port {server.port}\n{server.log()}")  # shown if the test failed
         server.close()
+
+
+@pytest.fixture
+def patient_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections and renewals wait for locked rows for longer than the machine stands still."""
+    patient = driver._SETTINGS.replace("lock_wait_timeout = 1", f"lock_wait_timeout = {PATIENCE:.0f}")
+    monkeypatch.setattr(
+        driver, "_SETTINGS", patient.replace("lock_wait_timeout = 4", f"lock_wait_timeout = {PATIENCE:.0f}")
+    )
+    monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 from urllib.parse import quote
@@ -204,10 +204,15 @@ class MysqlServer(ServerProcess):
             with contextlib.suppress(pymysql.OperationalError, pymysql.InternalError):  # it has ended by itself
                 self.ask(f"KILL {connection}")
 
-    async def has_a_waiter(self) -> None:
-        """Wait until a transaction waits for the lock of another one."""
+    async def waiters(self) -> set[int]:
+        """The numbers of the connections whose transactions wait for the locks of others."""
+        found = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        return {number for (number,) in await self.fetch(found)}
+
+    async def has_a_waiter(self, *, besides: Collection[int] = ()) -> None:
+        """Wait until a transaction waits for the lock of another one, on a connection *besides* some."""
         for _ in range(300):
-            if await self.fetch("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+            if (await self.waiters()).difference(besides):
                 return
             await asyncio.sleep(0.12)  # the server looks anew only if it was not asked for 0.1 s
         raise AssertionError("no transaction waits for another one")

@@ -22,6 +22,8 @@ from postgresql_server import PostgresqlServer, Setting
 from required_program import missing, require_program
 from throwaway_certificates import Certificates, make_certificates
 
+from fencing_sdk.backends.postgresql import schema
+
 _numbers = itertools.count(1)
 
 
@@ -83,6 +85,14 @@ def start_postgresql() -> Iterator[StartPostgresql]:
     for server in servers:
         sys.stdout.write(f"--- log of the server on port {server.port}\n{server.log()}")  # shown if the test failed
         server.close()
+
+
+@pytest.fixture
+def patient_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that are created now wait for locked rows for longer than the machine stands still."""
+    patient = schema._TEXT.replace("lock_timeout = '250ms'", "lock_timeout = '10s'")
+    assert patient != schema._TEXT
+    monkeypatch.setattr(schema, "_TEXT", patient)
 
 
 @pytest.fixture(scope="session")

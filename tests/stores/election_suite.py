@@ -93,7 +93,7 @@ class FaultyElectionSuite:
                     try:
                         await asyncio.Event().wait()
                     finally:
-                        assert not lease.held or len(tokens) == 2
+                        assert not lease.held or len(tokens) > 1
                         ended.set()
 
         async with connect(bench.by_proxy) as locks:

@@ -193,7 +193,7 @@ async def test_a_request_that_arrives_long_after_it_was_given_up_leaves_nothing_
 async def test_a_release_that_was_not_confirmed_is_made_good_with_the_next_keep_alives(etcd_server: EtcdCluster):
     port = etcd_server.members[0].port
     async with FaultProxy(port) as network, backend_on(f"etcd://127.0.0.1:{network.port}") as backend:
-        kept, released = Claim("kept", 3.0), Claim("released", 3.0)
+        kept, released = Claim("kept", 30.0), Claim("released", 30.0)
         for claim in (kept, released):
             await granted(backend, claim)
         network.refuse()
@@ -470,7 +470,7 @@ async def test_a_place_that_was_left_and_taken_again_is_not_deleted_as_a_debt(
     etcd: EtcdBackend, etcd_server: EtcdCluster
 ):
     """No later waiter is served before it."""
-    post, kept = Post(etcd), Claim("kept", 4.0)
+    post, kept = Post(etcd), Claim("kept", 30.0)
     holder, claim, later = (Claim("a", 60.0) for _ in range(3))
     await granted(etcd, holder)
     async with etcd._in_line(claim):

@@ -163,8 +163,12 @@ async def test_an_acquisition_is_at_one_node_at_a_time(cluster: KahunaServer):
     assert asked(cluster, "try-lock") == [0]
 
 
-async def test_a_no_of_a_node_that_is_cut_off_ends_no_lease_and_no_release(cluster: KahunaServer):
+async def test_a_no_of_a_node_that_is_cut_off_ends_no_lease_and_no_release(
+    cluster: KahunaServer, monkeypatch: pytest.MonkeyPatch
+):
     """It says so of what it led, once its own copy has run out, although the majority has renewed the lock."""
+    for limit, value in (("_DOUBT", 60.0), ("_LONGEST_PATIENCE", 60.0), ("_PATIENCE_PART", 15.0)):
+        monkeypatch.setattr(f"fencing_sdk.backends.kahuna.cluster.{limit}", value)  # the others answer soon
     async with backend_on(cluster) as backend:
         claims = await all_granted(backend, 4.0, NAMES[:6])
         cluster.cut(0)
@@ -348,8 +352,9 @@ async def test_a_client_that_waited_in_vain_says_for_what(cluster: KahunaServer,
 
 
 async def test_a_replication_factor_is_warned_of_when_a_client_opens(
-    cluster: KahunaServer, caplog: pytest.LogCaptureFixture
+    cluster: KahunaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("fencing_sdk.backends.kahuna._WARNING_LIMIT", PATIENCE)
     with caplog.at_level(logging.WARNING, logger="fencing_sdk"):
         await opened(cluster)
         assert not caplog.records

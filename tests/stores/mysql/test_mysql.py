@@ -30,6 +30,7 @@ def own_mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
         yield server
 
 
+@pytest.mark.usefixtures("patient_mysql")
 class TestMysqlBackend(OwnServer, BackendSuite):
     queues = True
     shares = True

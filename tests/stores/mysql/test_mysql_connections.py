@@ -271,10 +271,10 @@ async def test_a_waiter_that_died_before_the_clock_was_set_back_keeps_no_place(m
         assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
 
 
-async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend, monkeypatch):
+@pytest.mark.usefixtures("patient_mysql")
+async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend):
     """A renewal stands among those that want the row: else it would meet one of them each time that it looks."""
-    monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)  # a machine may stand still
-    held = Claim("a", 60.0)
+    held = Claim("a", 900.0)  # the row is waited for during a part of that
     await backend.acquire(held)
     async with in_transaction(mysql_server, LOCKED.format("a")) as session:
         renewal = asyncio.create_task(backend.renew([held]))
@@ -284,7 +284,7 @@ async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend,
 
 
 async def test_a_short_idle_timeout_of_the_server_costs_nothing(start_mysql):
-    server = await asyncio.to_thread(start_mysql, wait_timeout=1, interactive_timeout=1)
+    server = await asyncio.to_thread(start_mysql, wait_timeout=3, interactive_timeout=3)
     async with aclosing(from_url(server.url)) as backend, aclosing(from_url(server.url)) as writer:
         await backend.open()
         await writer.acquire(Claim("a", 60.0))
@@ -312,6 +312,7 @@ async def test_a_connection_that_is_ended_while_idle_costs_no_call(what, mysql_s
 
 
 @pytest.mark.parametrize("what", ["", "QUERY"])
+@pytest.mark.usefixtures("patient_mysql")
 async def test_a_connection_that_is_ended_during_a_call_costs_no_call(what, mysql_server, backend, rival):
     held, text = Claim("b", 60.0), "INSERT INTO fencing_lock"
     await rival.acquire(held)

@@ -286,7 +286,7 @@ async def test_a_statement_timeout_of_the_role_costs_a_try_and_no_more(postgresq
     async with opened(postgresql_server.url) as (locks, _), locks.lock("a"):
         pass
     await postgresql_server.execute(NEEDED)
-    async with opened(url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
+    async with opened(url, open_wait=PATIENCE) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
         async with idle_in_transaction(postgresql_server, ROW):
             trying = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
             renewed = len(log.of(Renewed))
@@ -301,7 +301,7 @@ async def test_a_statement_timeout_of_the_role_costs_a_try_and_no_more(postgresq
 
 async def test_sessions_that_the_server_ends_when_they_are_idle_cost_nothing(postgresql_server):
     url = await role(postgresql_server, "idle_session_timeout = '200ms'")
-    async with opened(url) as (locks, log), opened(url) as (others, _):
+    async with opened(url, open_wait=PATIENCE) as (locks, log), opened(url, open_wait=PATIENCE) as (others, _):
         async with staying(locks.lock("a", **LONG | {"heartbeat_interval": 0.5})) as stay:
             waiters = [Stay(others.lock("a", ttl=10, wait=PATIENCE), work=0.5) for _ in range(3)]
             await waiting(postgresql_server, 3)

@@ -247,7 +247,7 @@ async def test_a_node_that_stands_still_stops_no_other(redis_cluster: Cluster):
     async with connect(url_of(redis_cluster), observers=[renewals]) as locks:
         async with locks.lock(there, ttl=20, heartbeat_interval=0.3) as other:
             with pytest.raises(LeaseLostError):
-                async with locks.lock(here, ttl=4, heartbeat_interval=0.3):
+                async with locks.lock(here, ttl=8, heartbeat_interval=0.3):
                     await renewals.more(here)
                     frozen.pause()
                     before = renewals.of.get(there, 0)

@@ -94,7 +94,7 @@ async def test_a_command_that_is_ended_while_it_waits_leaves_the_line(redis_serv
 # One process.
 
 
-async def test_the_cost_of_a_hand_off_does_not_grow_with_the_line(redis_server):
+async def test_the_cost_of_a_hand_off_does_not_grow_with_the_line(redis_server, nobody_polls):
     async with opened(redis_server.url) as (locks, _), opened(redis_server.url) as (others, _):
         for number in (10, 150):
             async with staying(locks.lock("a", ttl=60)) as stay:

@@ -185,8 +185,7 @@ async def test_a_fault_of_the_file_is_told_by_the_next_try_and_the_waiter_goes_o
     await backend.acquire(holder)
     async with in_line(backend, waiter) as turn, asyncio.timeout(LIMIT):
         marks = path.with_name("locks.db-waiters")
-        marks.unlink()
-        marks.mkdir()
+        backend._store.sql.submit(lambda _: (marks.unlink(), marks.mkdir())).result(LIMIT)  # no sign comes between
         await turn.wait()
         marks.rmdir()
         await later_sign(signs)
