@@ -357,12 +357,17 @@ async def test_tables_that_are_dropped_while_a_client_is_open_are_created_again(
             await stay.end()
 
 
-@pytest.mark.parametrize("of_mariadb", ["note_verbosity = ''", "unknown_before_10_6_16 = ''"])
+async def test_a_mariadb_that_has_no_verbosity_of_notes_switches_them_off_in_the_older_way(mysql_server, monkeypatch):
+    monkeypatch.setattr("fencing_sdk._mysql.driver._WITHOUT_NOTES_OF_MARIADB", "unknown_before_10_6_16 = ''")
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        (answer,) = await backend._mysql.ask("SELECT @@sql_notes")
+    assert [int(value) for (value,) in answer] == [0]
+
+
 async def test_tables_that_another_client_creates_at_the_same_time_cost_no_line_in_the_log(
-    of_mariadb, mysql_server, caplog, monkeypatch
+    mysql_server, caplog, monkeypatch
 ):
     """The servers note that a table exists, and the driver logs every note."""
-    monkeypatch.setattr("fencing_sdk._mysql.driver._WITHOUT_NOTES_OF_MARIADB", of_mariadb)
     async with opened(mysql_server.url) as (locks, _), locks.lock("a"):
         pass
     monkeypatch.setattr("fencing_sdk.backends.mysql.dial._SHOW_TABLES", "SELECT 'other'")  # as one looked before
