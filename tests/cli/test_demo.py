@@ -175,10 +175,10 @@ def test_a_signal_ends_the_demo_between_two_steps_and_not_inside_one(number: sig
 
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DemoRun]:
-    """Worker A holds the lock, for 2 s at a time unless a test asks for more."""
+    """Worker A holds the lock, for 4 s at a time unless a test asks for more."""
     open_account(tmp_path / BANK)
     with DemoRun(
-        tmp_path, ttl=getattr(request, "param", 2), guarded=False, show=lambda _: None, go_on=lambda: None
+        tmp_path, ttl=getattr(request, "param", 4), guarded=False, show=lambda _: None, go_on=lambda: None
     ) as opened:
         opened.start("worker A", amount=10)
         opened.prompt("worker A")
@@ -215,7 +215,7 @@ def test_a_worker_is_frozen_between_two_renewals_and_not_in_one(
 def test_a_machine_too_busy_to_renew_is_no_evidence(run: DemoRun):
     worker = run._workers["worker A"].pid
     os.kill(worker, signal.SIGSTOP)  # by another process, for longer than the lease
-    time.sleep(2)
+    time.sleep(4)
     os.kill(worker, signal.SIGCONT)
     with pytest.raises(TooBusyError, match="worker A lost its lease without being frozen"):
         run.wait_for("worker A", "renewed", count=99)

@@ -89,7 +89,7 @@ def test_a_command_that_runs_has_a_start_after_its_end_and_a_skipped_one_changes
 @pytest.mark.parametrize(("on_loss", "code"), [("kill", 76), ("warn", 5)])
 def test_a_loss_is_no_success_whatever_became_of_the_command(fencing: Fencing, on_loss: str, code: int):
     script = "echo > ready; until [ -e enough ]; do sleep 0.05; done; exit 5"
-    options = ("--ttl", "3", "--on-loss", on_loss, "--metrics-file", "job.prom")
+    options = ("--ttl", "8", "--on-loss", on_loss, "--metrics-file", "job.prom")
     process = fencing.start("run", "job", *options, "--", "sh", "-c", script)
     fencing.appears("ready")
     fencing.take_away()

@@ -83,12 +83,12 @@ def test_ctrl_z_stops_both_and_the_command_goes_on_with_its_supervisor(
 
 
 def test_a_command_does_not_go_on_after_a_stop_that_outlived_its_lease(fencing: Fencing, at_a_terminal: Open):
-    terminal = at_a_terminal("run", "job", "--ttl", "3", "--", sys.executable, "-c", STOP_AND_GO_ON)
+    terminal = at_a_terminal("run", "job", "--ttl", "8", "--", sys.executable, "-c", STOP_AND_GO_ON)
     terminal.shows("ready")
     terminal.type("\x1a")
     terminal.is_stopped()
     fencing.path("may.go.on").touch()
-    assert fencing("run", "job", "--wait", "30", "--", "true").returncode == 0
+    assert fencing("run", "job", "--wait", "60", "--", "true").returncode == 0
     terminal.go_on()
     assert terminal.ends() == 76
     until(lambda: not alive(fencing.pid("command.pid")), "the end of the command")

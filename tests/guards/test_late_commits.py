@@ -421,7 +421,7 @@ def test_no_update_is_lost_and_no_number_is_shared_among_processes(kind, place):
     turns = 10 if kind == "postgresql" else 40  # it connects anew for everything
     with rivals(kind, place, number=4, turns=turns) as processes:
         start(processes)
-        outputs = [process.communicate(timeout=50)[0].split() for process in processes]
+        outputs = [process.communicate(timeout=300)[0].split() for process in processes]
     assert [output[-1] for output in outputs] == ["end"] * 4
     accepted = [int(token) for output in outputs for token in output[:-1]]
     assert accepted, "nobody got in"
@@ -466,7 +466,7 @@ def run(script, folder, *arguments, **environment):
         env=inherited | environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
     )
 
 

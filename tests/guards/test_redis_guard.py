@@ -219,7 +219,7 @@ def test_only_rising_tokens_are_recorded_when_processes_race(redis_server):
         for process in processes:
             process.stdin.write("go\n")
             process.stdin.flush()
-        outcomes = [process.communicate(timeout=50)[0].split() for process in processes]
+        outcomes = [process.communicate(timeout=300)[0].split() for process in processes]
     finally:
         for process in processes:
             process.kill()

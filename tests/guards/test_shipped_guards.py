@@ -238,7 +238,7 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text(INI)
     (folder / "test_bucket.py").write_text(code)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "--tb=short"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_the_guard_on_the_page_passes_its_suite(tmp_path: Path):

@@ -73,7 +73,7 @@ def test_another_process_with_other_hashes_has_the_same_history(hash_seed):
         [sys.executable, "-W", "error", __file__],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
-        timeout=50,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().splitlines() == story(7)

@@ -12,6 +12,7 @@ import threading
 
 import anyio
 import pytest
+from patience import until
 
 from fencing_sdk import DrainingError, LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
@@ -53,17 +54,18 @@ async def test_workers_of_a_task_group_end_in_order(locks):
 
 
 async def test_the_bodies_of_other_tasks_end_before_the_block_does(locks):
-    ended = []
+    ended, began = [], asyncio.Event()
 
     async def works() -> None:
         async with locks.lock("a") as lease:
+            began.set()
             await asyncio.sleep(0.3)
             lease.check()
             ended.append("body")
 
     working = asyncio.create_task(works())
     async with locks.draining_on(SIGNAL, within=25):
-        await asyncio.sleep(0.01)
+        await began.wait()
         send()
         await drained(locks)
     assert ended == ["body"]
@@ -126,6 +128,7 @@ async def test_a_block_of_two_clients_ends_when_both_have_released_everything(lo
 
     async def body(client: LockClient, others: LockClient) -> None:
         async with client.lock("a") as lease:
+            send()
             await drained(locks)
             async with others.lock("b"):
                 await asyncio.sleep(1.5)  # longer than an idle block may go on
@@ -135,18 +138,20 @@ async def test_a_block_of_two_clients_ends_when_both_have_released_everything(lo
     async with LockClient(MemoryBackend()) as inner:
         with anyio.fail_after(20):
             async with locks.draining_on(SIGNAL, within=15), inner.draining_on(SIGNAL, within=15):
-                asyncio.get_running_loop().call_later(0.01, send)
                 await body(inner, locks)
                 await asyncio.Event().wait()
     assert ended == ["body"]
 
 
 async def test_workers_of_two_clients_cut_no_body_of_each_other(locks):
-    ended = []
+    ended, both_in = [], asyncio.Barrier(2)
 
     async def works(client: LockClient, seconds: float) -> None:
         while True:
             async with client.lock("a") as lease:
+                if await both_in.wait() == 0:
+                    send()
+                await drained(client)
                 await asyncio.sleep(seconds)
                 lease.check()
                 ended.append(seconds)
@@ -157,8 +162,7 @@ async def test_workers_of_two_clients_cut_no_body_of_each_other(locks):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(works(locks, 0.2))
                     group.create_task(works(inner, 1.0))
-                    asyncio.get_running_loop().call_later(0.01, send)
-    assert ended == [0.2, 1.0]
+    assert sorted(ended) == [0.2, 1.0]
 
 
 async def test_blocks_that_are_left_in_any_order_leave_the_handlers_as_they_were(locks):
@@ -202,7 +206,8 @@ async def test_a_lock_around_the_block_is_no_body_in_it(locks, plain):
             async with locks.draining_on(SIGNAL, within=3600), asyncio.TaskGroup() as group:
                 for name in "aab":
                     group.create_task(works(name))
-                asyncio.get_running_loop().call_later(0.05, send)
+                await until(lambda: set(worked) == {"a", "b"})
+                send()
     assert set(worked) == {"a", "b"}
 
 

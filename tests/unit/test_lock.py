@@ -359,7 +359,7 @@ async def test_so_it_is_when_the_renewal_gets_no_answer(stage):
 
 async def test_max_hold_ends_work_that_would_be_renewed_for_ever(stage):
     async def caller():
-        async with stage.lock(ttl=2, heartbeat_interval=0.1, max_hold=2.2):
+        async with stage.lock(ttl=4, heartbeat_interval=0.1, max_hold=3.6):
             await forever()
 
     seen = await stage.watch(caller)

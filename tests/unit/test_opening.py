@@ -426,7 +426,7 @@ def test_draining_and_closing_end_the_wait_of_a_thread_for_the_store(watched, en
 def test_a_with_that_cannot_open_the_client_leaves_no_thread_behind():
     before = threads()
     with (
-        pytest.raises(BackendUnavailableError, match=r"waited 0\.\d+ s"),
+        pytest.raises(BackendUnavailableError, match=r"waited \d+(\.\d+)? s"),
         fencing_sdk.sync.connect(Away(), open_wait=0.1),
     ):
         pass

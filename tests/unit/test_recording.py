@@ -117,7 +117,7 @@ def test_several_processes_append_whole_lines_to_one_file(path):
         writer.stdin.write(b"\n")
         writer.stdin.flush()
     for writer in writers:
-        writer.communicate(timeout=30)
+        writer.communicate(timeout=300)
         assert writer.returncode == 0
     recorded = lines(path)
     assert len(recorded) == 3 * 600

@@ -208,7 +208,7 @@ async def lateness() -> float:
 async def test_on_every_loop_a_suspend_is_seen_within_a_second():
     async with laptop() as (client, clock):
         working = asyncio.create_task(body_until_lost(client, ttl=60))
-        await asyncio.sleep(0.05)
+        await until(lambda: client.status().leases == 1, what="the lease is held")
         late = asyncio.create_task(lateness())
         clock.suspend(HOUR)
         resumed = asyncio.get_running_loop().time()
