@@ -585,6 +585,7 @@ async def test_mode_07_a_leader_whose_grant_has_gone_leads_another_term(threads)
     assert len(log.of(Lost)) == 1
 
 
+@pytest.mark.usefixtures("patient_releases")
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("threads", [False, True])
 async def test_mode_07_a_block_that_outlives_max_hold_ends_when_the_store_has_its_lock_back(threads, plain):

@@ -21,7 +21,7 @@ from both_worlds import Waiting, at_once, bare, comes, in_the_loop
 from both_worlds import beside as meanwhile
 from campaigns import amount
 from child_processes import guarded
-from event_log import Log
+from event_log import ENDED_BY_TIME, Log
 from old_locks_stage import STAGES, OnShedLock, Stage
 from patience import until, wait_until
 from redis.asyncio.retry import Retry
@@ -49,7 +49,6 @@ from fencing_sdk.recipes import KazooLock, PythonRedisLock, RedisPyLock, ShedLoc
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
 
 WORKER = Path(__file__).parents[1] / "support" / "workers" / "mixed_fleet.py"
-TIMES = {"ttl": 2.0, "safety_buffer": 0.6}
 PATIENCE = 60.0
 
 
@@ -149,11 +148,11 @@ async def pause(seconds):
 
 def test_old_clients_wait_for_a_holder_of_both_and_it_waits_for_them(play, stage):
     async def scenario(locks, both):
-        lock = both(locks.lock("report", ttl=0.6, safety_buffer=0.1, wait=0.3), "report")
-        async with lock as lease:
-            await pause(1.5)  # beyond what either lock is kept for without renewals
+        async with both(locks.lock("report", ttl=3, safety_buffer=0.3), "report") as lease:
+            await pause(5)  # beyond what either lock is kept for without renewals
             assert not await gets_it_in_the_old_way(stage)
             assert lease.token == (await locks.inspect("report")).token
+        lock = both(locks.lock("report", ttl=stage.ttl, wait=0.3), "report")
         with stage.old("report", wait=0) as old:
             assert old
             with pytest.raises(AcquireTimeoutError):
@@ -161,10 +160,10 @@ def test_old_clients_wait_for_a_holder_of_both_and_it_waits_for_them(play, stage
             with pytest.raises(LockHeldError):
                 await lock.acquire(wait=0)
             assert await lock.try_acquire() is None
-            assert await locks.inspect("report") is None
+            await soon(lambda: is_released(locks))
         async with lock:
             assert stage.held("report")
-        assert not stage.held("report")
+        await soon(lambda: not_held(stage))
 
     play(scenario)
 
@@ -173,7 +172,7 @@ def test_a_lost_old_lock_ends_the_lease(play, stage):
     log = Log()
 
     async def scenario(locks, both):
-        lock = both(locks.lock("report", ttl=3, safety_buffer=0.6), "report")
+        lock = both(locks.lock("report", ttl=min(6.0, stage.ttl), safety_buffer=0.6), "report")
         with pytest.raises(LeaseLostError, match="beside it was lost") as caught:
             async with lock as lease:
                 stage.delete("report")
@@ -184,7 +183,7 @@ def test_a_lost_old_lock_ends_the_lease(play, stage):
         assert caught.value.reason is LossReason.TAKEN_OVER
         with pytest.raises(LeaseLostError):
             _ = lease.token
-        assert await locks.inspect("report") is None
+        await soon(lambda: is_released(locks), within=4)
 
     began = time.monotonic()
     play(scenario, observers=[log])
@@ -225,8 +224,8 @@ def test_a_wait_that_is_given_up_leaves_nothing_behind(stage):
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
-                assert await locks.inspect("report") is None
-            assert not stage.held("report")
+                await soon(lambda: is_released(locks))
+            await soon(lambda: not_held(stage))
         await stage.aclose()
 
     asyncio.run(scenario())
@@ -285,14 +284,14 @@ class Silent(Taken):
 @pytest.mark.parametrize("old", [Taken, Silent])
 def test_a_drain_ends_the_wait_for_an_old_lock(run, old, within):
     async def scenario(locks, both):
-        acquiring = meanwhile(both(locks.lock("report", ttl=2), old()).acquire)
+        acquiring = meanwhile(both(locks.lock("report", ttl=20), old()).acquire)
         await comes(lambda: locks.inspect("report"))
         began = time.monotonic()
         await locks.drain(within=within)
         with pytest.raises(DrainingError, match="is draining"):
             await acquiring()
-        assert time.monotonic() - began < 2.5, "an answer of the old store is not waited for"
-        assert await locks.inspect("report") is None
+        assert time.monotonic() - began < 15, "an answer of the old store is not waited for"
+        await soon(lambda: is_released(locks))
 
     run(scenario)
 
@@ -304,7 +303,7 @@ def test_a_body_may_wait_for_an_old_lock_while_its_client_drains(run, old):
     async def scenario(locks, both):
         async def nested():
             async with locks.lock("outer"):
-                await both(locks.lock("report", ttl=2), old()).acquire()
+                await both(locks.lock("report", ttl=20), old()).acquire()
 
         body = meanwhile(nested)
         await comes(lambda: locks.inspect("report"))
@@ -320,7 +319,7 @@ def test_a_body_may_wait_for_an_old_lock_while_its_client_drains(run, old):
 @pytest.mark.parametrize("old", [Taken, Silent])
 def test_closing_ends_the_wait_for_an_old_lock(run, old):
     async def scenario(locks, both):
-        acquiring = meanwhile(both(locks.lock("report", ttl=2), old()).acquire)
+        acquiring = meanwhile(both(locks.lock("report", ttl=20), old()).acquire)
         await comes(lambda: locks.inspect("report"))
         await (locks.close() if isinstance(locks, Waiting) else locks.aclose())
         with pytest.raises(UsageError, match="the client was closed while it waited for lock 'report'"):
@@ -339,6 +338,17 @@ async def is_released(locks):
     return await locks.inspect("report") is None
 
 
+async def not_held(stage, name="report"):
+    return not stage.held(name)
+
+
+async def soon(ask, within=10.0):
+    """Wait for what a release does in the background, and see that no ttl did it."""
+    began = time.monotonic()
+    await comes(ask)
+    assert time.monotonic() - began < within
+
+
 @pytest.mark.parametrize("kind", ["redis-py"], indirect=True)
 def test_max_hold_counts_from_the_moment_at_which_both_are_held(play, stage):
     async def scenario(locks, both):
@@ -347,10 +357,10 @@ def test_max_hold_counts_from_the_moment_at_which_both_are_held(play, stage):
             acquiring = meanwhile(lock.acquire)
             await comes(lambda: locks.inspect("report"))
             await pause(0.7)
+            freed = time.monotonic()
         lease = await acquiring()
-        began = time.monotonic()
         assert await lease.wait_lost() in {LossReason.EXPIRED, LossReason.STALLED}  # the latter on a busy machine
-        assert time.monotonic() - began > 0.4
+        assert time.monotonic() - freed >= 0.49
         await comes(lambda: gets_it_in_the_old_way(stage))
         await comes(lambda: is_released(locks))  # after the old lock
 
@@ -364,7 +374,7 @@ def test_max_hold_counts_from_the_moment_at_which_both_are_held(play, stage):
 def test_the_old_lock_outlives_the_lease_of_a_loop_that_stood_still(stage):
     async def scenario():
         async with connect(MemoryBackend(), watch_stalls=False) as locks:
-            lock = beside(locks.lock("report", **TIMES), stage.for_tasks("report"))
+            lock = beside(locks.lock("report", ttl=8.0, safety_buffer=5.5), stage.for_tasks("report"))
             with pytest.raises(LeaseLostError) as caught:
                 async with lock as lease:
                     deadline = lease._state.deadline
@@ -390,9 +400,10 @@ def silent(start_redis):
 async def test_the_lease_ends_before_an_old_lock_that_nobody_can_renew(silent):
     """The store of ours answers all the time."""
     mine = redis.asyncio.Redis.from_url(silent.url)
+    times = {"ttl": 6.0, "safety_buffer": 3.0, "heartbeat_interval": 0.3}
     async with connect(MemoryBackend()) as locks:
-        lock = beside(locks.lock("report", **TIMES), RedisPyLock(mine, "report"))
-        with pytest.raises(LeaseLostError, match="the old lock beside it was not renewed in time") as caught:
+        lock = beside(locks.lock("report", **times), RedisPyLock(mine, "report"))
+        with pytest.raises(LeaseLostError) as caught:
             async with lock as lease:
                 state = lease._state
                 silent.pause()
@@ -402,24 +413,24 @@ async def test_the_lease_ends_before_an_old_lock_that_nobody_can_renew(silent):
                     body_ended = state.clock.now()
                     expected = state.covered_until
                     silent.resume()
-        assert caught.value.reason is LossReason.EXPIRED
-        assert expected - 0.001 <= body_ended < expected + TIMES["safety_buffer"]
+        assert caught.value.reason in ENDED_BY_TIME
+        if caught.value.reason is LossReason.EXPIRED:
+            assert "the old lock beside it was not renewed in time" in str(caught.value)
+        assert expected - 0.001 <= body_ended < expected + times["safety_buffer"]
     await mine.aclose()
 
 
 async def test_an_old_store_that_is_silent_for_a_moment_costs_nothing(silent):
     mine = redis.asyncio.Redis.from_url(silent.url)
-    log, times = Log(), {"ttl": 4, "safety_buffer": 0.6, "heartbeat_interval": 1.1}
+    log, times = Log(), {"ttl": 8, "safety_buffer": 1.2, "heartbeat_interval": 2.2}
     async with connect(MemoryBackend(), observers=[log]) as locks:
         async with beside(locks.lock("report", **times), RedisPyLock(mine, "report")) as lease:
             state = lease._state
             silent.pause()
             await until(lambda: state.deadline == state.covered_until, what="the silence bounds the deadline")
-            interval = state.timing.heartbeat_interval
-            await until(lambda: state.deadline - state.clock.now() < interval)
             before = len(log.of(Renewed))
-            await until(lambda: state.deadline - state.clock.now() < interval * 0.4)
-            assert len(log.of(Renewed)) >= before + 2, "the next beat at the usual pace may come too late"
+            await until(lambda: state.deadline - state.clock.now() < state.timing.heartbeat_interval)
+            assert len(log.of(Renewed)) >= before + 3, "the next beat at the usual pace may come too late"
             silent.resume()
             before = state.deadline
             await until(lambda: state.deadline > before + 1 or not lease.held, what="the deadline moves on")
@@ -445,7 +456,7 @@ async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_s
                 await lock.acquire()
             assert asked.done()
             assert here.exists("report") == (fault == "half_open")
-            assert await locks.inspect("report") is None
+            await soon(lambda: is_released(locks))
             proxy.heal()
             await until(lambda: "cmdstat_del" in here.info("commandstats"), what="it is released")
             assert not here.exists("report")
@@ -499,12 +510,12 @@ async def test_one_wait_is_for_both(redis_server):
     async with connect(MemoryBackend()) as locks:
         first = await locks.lock("report", ttl=30).acquire()
         async with mine.lock("report", timeout=60):
-            loop.call_later(0.6, lambda: waits.append(asyncio.ensure_future(first.release())))
+            loop.call_later(2.5, lambda: waits.append(asyncio.ensure_future(first.release())))
             waits, began = [], loop.time()
             with pytest.raises(AcquireTimeoutError) as caught:
-                await beside(locks.lock("report", ttl=30, wait=1.0), RedisPyLock(mine, "report")).acquire()
-            assert 1.0 <= caught.value.waited < 1.5
-            assert loop.time() - began < 1.5
+                await beside(locks.lock("report", ttl=30, wait=3.0), RedisPyLock(mine, "report")).acquire()
+            assert 3.0 <= caught.value.waited < 5.4
+            assert loop.time() - began < 5.4, "a second wait would end after 5.5 s"
     await mine.aclose()
 
 
@@ -519,7 +530,7 @@ def test_a_job_of_shedlock_is_kept_for_as_long_as_its_old_ones_are(stage, world)
 
     async def run():
         engine = async_engine_of(stage) if world == "tasks" else stage.engine
-        row = ShedLockRow(engine, "nightly", at_least_for=1.5)
+        row = ShedLockRow(engine, "nightly", at_least_for=4.0)
         async with connect(MemoryBackend()) as locks:
 
             @locks.job("nightly", at_least_for=1)
@@ -533,7 +544,7 @@ def test_a_job_of_shedlock_is_kept_for_as_long_as_its_old_ones_are(stage, world)
             assert not await gets_it_in_the_old_way(stage, "nightly")
             with stage.old("nightly", wait=PATIENCE) as old:
                 assert old
-            assert time.monotonic() - began >= 1.5
+            assert time.monotonic() - began >= 4.0
         await stage.aclose()
 
     asyncio.run(run())
@@ -550,7 +561,7 @@ def test_an_acquisition_that_is_given_up_keeps_no_row_of_shedlock(run, world, st
         assert given_up.wait(PATIENCE)
 
     async def scenario(locks, both):
-        lock = locks.lock("report", ttl=2, **({"cancel": cancel} if world == "threads" else {}))
+        lock = locks.lock("report", ttl=20, **({"cancel": cancel} if world == "threads" else {}))
         lock = both(lock, ShedLockRow(stage.engine, "report", at_least_for=PATIENCE))
         if world == "tasks":
             acquiring = asyncio.create_task(lock.acquire())
@@ -566,7 +577,7 @@ def test_an_acquisition_that_is_given_up_keeps_no_row_of_shedlock(run, world, st
             with pytest.raises(AcquireCancelledError):
                 await acquiring()
             given_up.set()
-        await comes(lambda: gets_it_in_the_old_way(stage))
+        await soon(lambda: gets_it_in_the_old_way(stage))
 
     run(scenario)
     with stage.old("report", wait=0) as held:  # the row is there: old processes believe that for ever
@@ -623,14 +634,16 @@ class OwnLock:
     """`SET NX` by hand, as many have it."""
 
     def __init__(self, client):
-        self.redis = client
+        self.redis, self.renewed = client, 0
 
     def take(self, owner, ttl):
         return bool(self.redis.set("own", owner, nx=True, px=round(ttl * 1000)))
 
     def renew(self, owner, ttl):
         script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
-        return bool(self.redis.eval(script, 1, "own", owner, round(ttl * 1000)))
+        kept = bool(self.redis.eval(script, 1, "own", owner, round(ttl * 1000)))
+        self.renewed += kept
+        return kept
 
     def release(self, owner):
         self.redis.eval("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", 1, "own", owner)
@@ -638,11 +651,12 @@ class OwnLock:
 
 async def test_a_lock_of_ones_own_has_three_plain_functions(redis_server):
     with redis.Redis.from_url(redis_server.url) as here:
-        async with connect(MemoryBackend()) as locks, beside(locks.lock("report", ttl=1), OwnLock(here)) as lease:
-            await asyncio.sleep(1.7)
+        own = OwnLock(here)
+        async with connect(MemoryBackend()) as locks, beside(locks.lock("report", ttl=6), own) as lease:
+            await until(lambda: own.renewed)
             assert here.get("own").startswith(b"fencing-")
             _ = lease.token
-        assert not here.exists("own")
+        await until(lambda: not here.exists("own"), what="it is released", within=6)  # without that it stays for nine
 
 
 class Hanging:
@@ -794,12 +808,12 @@ async def test_a_driver_that_cancels_itself_is_no_end_of_the_old_lock():
     old = Cancelled()
     async with connect(MemoryBackend()) as locks:
         with pytest.raises(LeaseLostError) as lost:
-            async with beside(locks.lock("report", ttl=0.6), old) as lease:
+            async with beside(locks.lock("report", ttl=4.0, safety_buffer=3.0), old) as lease:
                 try:
                     await lease.wait_lost()
                 finally:
                     assert old.taken
-        assert lost.value.reason is LossReason.EXPIRED
+        assert lost.value.reason in ENDED_BY_TIME
 
 
 async def test_a_store_that_is_away_for_a_moment_gets_its_release():

@@ -31,7 +31,7 @@ from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.testing import FaultyBackend
 
 EVERY_LOOP = [pytest.mark.every_loop, pytest.mark.usefixtures("no_blocking_calls")]
-BRIEF = 0.3
+BRIEF = 1.0
 """Seconds after which a brief lease ends: long enough that nothing here takes so long, even on a busy machine."""
 PLAIN_HANDLE = r"await lock\.acquire\(\)"
 
