@@ -3,8 +3,8 @@ Several ways to one connection: one that swallows packets must not hide the othe
 
 Many names have an IPv6 and an IPv4 address, or one for each data centre. The addresses are tried in the order of the
 resolver, the families in turn, and the next one when the last has failed or after `DELAY` seconds ("happy eyeballs").
-The first that takes the connection is used. The drivers of Redis, PostgreSQL and MySQL would wait at the first one for
-ever, for stores and for guards.
+The first that takes the connection is used. The driver of Redis would wait at the first one for
+ever, for the store and for the guard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
-__all__ = ["DELAY", "DialingLoop", "by_turns", "connected_socket", "first_success"]
+__all__ = ["DELAY", "by_turns", "connected_socket", "first_success"]
 
 T = TypeVar("T")
 
@@ -107,33 +107,6 @@ async def connected_socket(host: str, port: int) -> socket.socket | None:
         return await _connect(found[0])
     attempts = [partial(_connect, address) for address in by_turns(found)]
     return await first_success(attempts, _blame, delay=DELAY, discard=socket.socket.close, patience=0.0)
-
-
-class DialingLoop:
-    """The running loop for asyncpg and asyncmy, which would wait for ever at the first address of a name."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    async def create_connection(
-        self, protocol_factory: Any, host: str | None = None, port: int | None = None, **options: Any
-    ) -> Any:
-        """Connect as the loop does, by the first address that takes the connection; a socket has one already."""
-        if host is None or port is None:
-            return await self._loop.create_connection(protocol_factory, **options)
-        link = await connected_socket(host, port)
-        if link is None:
-            return await self._loop.create_connection(protocol_factory, host, port, **options)
-        try:
-            if options.get("ssl") is not None:
-                options.setdefault("server_hostname", host)
-            return await self._loop.create_connection(protocol_factory, sock=link, **options)
-        except BaseException:
-            link.close()
-            raise
 
 
 def _is_address(host: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import imported_from
 
@@ -65,7 +64,6 @@ class MysqlDriverConnection(Protocol):
     """A connection of asyncmy; it runs one text at a time."""
 
     connected: bool
-    _loop: object
 
     async def connect(self) -> object:
         """Connect and log in."""
@@ -103,7 +101,6 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
     """
     given = {**url.arguments(), "charset": "utf8mb4", "connect_timeout": patience, **arguments, "autocommit": True}
     connection = cast("Callable[..., MysqlDriverConnection]", asyncmy.Connection)(**given)
-    connection._loop = DialingLoop()  # noqa: SLF001  (asyncmy takes no loop, and its own tries one address of a name)
     try:
         await connection.connect()
         await _set_up(connection)

@@ -1,4 +1,4 @@
-"""Every store that is a server is found although the first address of its name swallows packets."""
+"""Redis, etcd, ZooKeeper and Kahuna are found although the first address of their name swallows packets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
 from local_ports import HOST
-from mysql_server import MysqlServer
-from postgresql_server import PostgresqlServer
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
@@ -24,13 +22,10 @@ from fencing_sdk import connect
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.redis import RedisGuard
-from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = [
     "etcd_fixtures",
     "kahuna_fixtures",
-    "mysql_fixtures",
-    "postgresql_fixtures",
     "redis_fixtures",
     "zookeeper_fixtures",
 ]
@@ -87,7 +82,7 @@ class AddressesSuite:
 
 
 class WithGuardSuite(AddressesSuite):
-    guard: Callable[[str], RedisGuard | SqlGuard | EtcdGuard | KahunaGuard]
+    guard: Callable[[str], RedisGuard | EtcdGuard | KahunaGuard]
 
     async def test_it_hides_none_from_a_guard(self, place: Place, two_addresses: None):
         guard = self.guard(place.url)
@@ -97,8 +92,7 @@ class WithGuardSuite(AddressesSuite):
             async with asyncio.timeout(60):
                 await guard.raise_to("a", 34)
                 assert await guard.highest("a") == 34
-        if not isinstance(guard, SqlGuard):
-            await guard.aclose()
+        await guard.aclose()
 
 
 class TestRedis(WithGuardSuite):
@@ -133,42 +127,6 @@ class TestSentinel(AddressesSuite):
         ports = [each.port for each in redis_sentinels.sentinels]
         hosts = ",".join(f"{NAME}:{port}" for port in ports)
         return Place(f"redis+sentinel://{hosts}/{redis_sentinels.name}", ports)
-
-
-class TestPostgresql(WithGuardSuite):
-    guard = SqlGuard
-
-    @pytest.fixture
-    def place(self, postgresql_server: PostgresqlServer) -> Place:
-        return Place(postgresql_server.url.replace(HOST, NAME), [postgresql_server.port])
-
-
-class TestPostgresqlWithTls(WithGuardSuite):
-    guard = SqlGuard
-
-    @pytest.fixture
-    def place(self, start_postgresql, postgresql_certificates: Certificates) -> Place:
-        server = start_postgresql(tls=postgresql_certificates)
-        options = f"?sslmode=verify-full&sslrootcert={postgresql_certificates.authority}"
-        return Place(server.url.replace(HOST, NAME) + options, [server.port])
-
-
-class TestMysql(WithGuardSuite):
-    guard = SqlGuard
-
-    @pytest.fixture
-    def place(self, mysql_server: MysqlServer) -> Place:
-        return Place(mysql_server.url.replace(HOST, NAME), [mysql_server.port])
-
-
-class TestMysqlWithTls(WithGuardSuite):
-    guard = SqlGuard
-
-    @pytest.fixture
-    def place(self, start_mysql, mysql_certificates: Certificates) -> Place:
-        server = start_mysql(tls=mysql_certificates)
-        options = f"?tls=true&ca={mysql_certificates.authority}"
-        return Place(server.url.replace(HOST, NAME) + options, [server.port])
 
 
 class TestEtcd(WithGuardSuite):

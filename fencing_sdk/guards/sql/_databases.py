@@ -22,7 +22,6 @@ from urllib.parse import unquote
 import anyio
 import anyio.to_thread
 
-from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
 from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
@@ -61,7 +60,7 @@ class _OwnConnection(AsyncpgConnection, Protocol):
 
 class _Connect(Protocol):
     async def __call__(
-        self, dsn: str | None, /, *, loop: DialingLoop, timeout: float, statement_cache_size: int, **parts: object
+        self, dsn: str | None, /, *, timeout: float, statement_cache_size: int, **parts: object
     ) -> _OwnConnection: ...
 
 
@@ -98,7 +97,6 @@ class PostgresqlDatabase:
         try:
             connection = await self._connect(
                 self._url.options_dsn,
-                loop=DialingLoop(),
                 timeout=_CONNECT_PATIENCE,
                 statement_cache_size=0,
                 **self._url.arguments(),

@@ -17,7 +17,6 @@ import sys
 from typing import Any
 
 from fencing_sdk import BackendUnavailableError
-from fencing_sdk._dialing import DialingLoop
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.mysql import from_url
 
@@ -51,13 +50,14 @@ class Transport:
 
 
 async def main(url: str, name: str, where: str) -> None:
-    dial = DialingLoop.create_connection
+    loop = asyncio.get_running_loop()
+    dial = loop.create_connection
 
     async def dialed(*arguments: Any, **options: Any) -> tuple[Transport, object]:
         transport, protocol = await dial(*arguments, **options)
         return Transport(transport, where), protocol
 
-    DialingLoop.create_connection = dialed  # type: ignore[method-assign]
+    loop.create_connection = dialed  # type: ignore[method-assign,assignment]
     backend = from_url(url)
     await backend.open()
     say("ready")

@@ -10,7 +10,6 @@ from fencing_sdk._values.drivers import imported_from
 with imported_from("postgresql", "asyncpg"):
     import asyncpg
 
-from fencing_sdk._dialing import DialingLoop
 from fencing_sdk._values.url import PostgresqlUrl
 
 ServerError: type[Exception] = asyncpg.PostgresError
@@ -93,7 +92,7 @@ class DriverConnection(Protocol):
 def connect(url: PostgresqlUrl, arguments: Mapping[str, object]) -> Awaitable[DriverConnection]:
     """Open a connection to what *url* names, unless *arguments* name something else."""
     given = {**url.arguments(), **arguments}
-    return cast("Awaitable[DriverConnection]", asyncpg.connect(url.options_dsn, loop=DialingLoop(), **given))
+    return cast("Awaitable[DriverConnection]", asyncpg.connect(url.options_dsn, **given))
 
 
 def code_of(error: BaseException) -> str:
