@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from types import TracebackType
 from typing import Self, cast
 
 from fencing_sdk._lease_state import LeaseState, raise_end
-from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.token import Token, token_headers
@@ -137,7 +137,7 @@ class Lease(AnyLease):
             state = self._state
         except AttributeError:  # it was made of nothing
             return
-        if state.released or state.generation != forks.here():
+        if state.released or state.pid != os.getpid():
             return
         lost = state.lost  # before the loop, in another thread, begins to release the lease
         with contextlib.suppress(RuntimeError):  # the loop is closed: the ttl will free the lock
@@ -191,7 +191,7 @@ class Lease(AnyLease):
             self._state.refuse_left_open()
 
     async def _release(self) -> None:
-        if self._state.generation != forks.here():
+        if self._state.pid != os.getpid():
             return
         self._state.check_loop()
         await self._state.keeper.release(self._state)

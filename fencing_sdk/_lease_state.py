@@ -26,12 +26,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
 
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import running_loop
@@ -69,7 +69,6 @@ class LeaseState:
         "companion",
         "covered_until",
         "deadline",
-        "generation",
         "group",
         "hold_until",
         "keep_for",
@@ -81,6 +80,7 @@ class LeaseState:
         "next_beat",
         "number",
         "permit",
+        "pid",
         "released",
         "task",
         "timing",
@@ -120,7 +120,7 @@ class LeaseState:
         self.covered_until = math.inf
         """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
-        self.generation = forks.here()
+        self.pid = os.getpid()
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
@@ -229,7 +229,7 @@ class LeaseState:
         To read it looks at the clock, and ends a lease whose deadline has passed.
         """
         if self.lost is None and not self.released:
-            if self.generation != forks.here():
+            if self.pid != os.getpid():
                 self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
             elif self.clock.now() >= self.deadline:
                 self._expire()
@@ -242,12 +242,7 @@ class LeaseState:
         Raises:
             LeaseLostError: the lease is over.
         """
-        if (
-            self.lost is None
-            and not self.released
-            and self.generation == forks.here()
-            and self.clock.now() < self.deadline
-        ):
+        if self.lost is None and not self.released and self.pid == os.getpid() and self.clock.now() < self.deadline:
             return
         raise self.loss()
 
@@ -265,7 +260,7 @@ class LeaseState:
             detail = self.loss_detail
         elif reason is LossReason.CLOSED and self.released and self.lost is None:
             detail = "it was released"
-        elif reason is LossReason.CLOSED and self.generation != forks.here():
+        elif reason is LossReason.CLOSED and self.pid != os.getpid():
             detail = "it belongs to the parent of this process, which is a fork"
         return LeaseLostError(self.name, self.number, reason, detail)
 
@@ -292,7 +287,7 @@ class LeaseState:
         Raises:
             UsageError: this is another loop.
         """
-        if self.generation == forks.here() and running_loop() is not self.loop:
+        if self.pid == os.getpid() and running_loop() is not self.loop:
             msg = (
                 f"lease on {shown(self.name)} belongs to another event loop; "
                 "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"

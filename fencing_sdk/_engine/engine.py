@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._engine.terms import Fences, Terms, raise_all, share_out
 from fencing_sdk._lease import Lease, PermitLease, waiting_thread
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, running_loop
@@ -55,7 +55,7 @@ class Engine:
         self._clock = clock
         self._observers = observers
         self._report = LeaseReport(observers, clock)
-        self._generation = forks.here()
+        self._pid = os.getpid()
         self._store_calls = StoreCalls(backend, clock)
         self.opening = BackendOpening(backend, clock, self._store_calls, open_wait)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
@@ -89,7 +89,7 @@ class Engine:
         Raises:
             UsageError: another event loop or none, a client that is closed or still opens, or a failed heartbeat.
         """
-        if self._generation != forks.here():
+        if self._pid != os.getpid():
             msg = "this client was opened before a fork and belongs to the parent; enter it again here: async with"
             raise UsageError(msg)
         if running_loop() is not self._loop:
@@ -108,7 +108,7 @@ class Engine:
     @property
     def _may_begin(self) -> bool:
         beating = self._beating is not None and not self._beating.done()
-        return beating and not self._closing.begun and not self.draining.begun and self._generation == forks.here()
+        return beating and not self._closing.begun and not self.draining.begun and self._pid == os.getpid()
 
     def _check_may_begin(self, terms: Terms) -> None:
         self.check_usable()
@@ -245,7 +245,7 @@ class Engine:
 
     def status(self, leader_of: Sequence[str]) -> Status:
         """Return the state of the client, without asking the store."""
-        here = self._generation == forks.here()
+        here = self._pid == os.getpid()
         usable = here and self._beating is not None and not self._beating.done() and not self._closing.begun
         return self._heartbeat.status(leader_of, usable=usable, draining=self.draining.begun)
 
@@ -272,7 +272,7 @@ class Engine:
         """
         if lease.keep_for and lease.kept:
             await self.park(lease, lease.keep_for)
-        if lease.generation != forks.here() or not lease.mark_released() or not self._releases.take(lease):
+        if lease.pid != os.getpid() or not lease.mark_released() or not self._releases.take(lease):
             await self._releases.finish_behind(lease)  # in a forked child the lock belongs to its parent
         else:
             await self._return(lease)
@@ -378,7 +378,7 @@ class Engine:
         Raises:
             UsageError: the event loop that opened the client runs elsewhere.
         """
-        if self._generation != forks.here():
+        if self._pid != os.getpid():
             self._closing.over = True
         if self._closing.over:
             return

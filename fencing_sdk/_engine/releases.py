@@ -22,6 +22,7 @@ the background until a former ttl has passed.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection
 from contextvars import Context
 from dataclasses import replace
@@ -32,7 +33,6 @@ from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.posted_requests import Flight
 from fencing_sdk._engine.store_calls import Returned, StoreCalls
 from fencing_sdk._lease_state import LeaseState, loss_in
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
@@ -128,7 +128,7 @@ class Releases:
 
     async def finish_behind(self, lease: LeaseState) -> None:
         """Wait, as `finish` does, if *lease* is being released in the background: ``max_hold`` has ended it."""
-        if lease.generation == forks.here() and lease.claim.owner in self._behind:
+        if lease.pid == os.getpid() and lease.claim.owner in self._behind:
             await self.finish(lease, None)
 
     async def park(self, lease: LeaseState, parking: Parking, within: float) -> None:

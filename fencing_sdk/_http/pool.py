@@ -9,6 +9,7 @@ call that asks a second node, because the first one hangs, has its turn already.
 
 from __future__ import annotations
 
+import os
 import ssl
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import aiohttp
 
 from fencing_sdk._http.tls import TlsContext
-from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import Turns
 from fencing_sdk.errors import ConfigurationError, shown
@@ -122,10 +122,10 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
-        self._made_in = forks.here()
+        self._made_in = os.getpid()
 
     def __del__(self, *arguments: Any) -> None:
-        if self._made_in == forks.here():
+        if self._made_in == os.getpid():
             super().__del__(*arguments)
 
     async def _wrap_create_connection(self, *arguments: Any, addr_infos: list[Any], **options: Any) -> Any:

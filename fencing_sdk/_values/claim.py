@@ -136,12 +136,7 @@ def holder_of(owner: str) -> str:
 
 
 def new_owner() -> str:
-    """
-    128 random bits as 32 digits, which no other call returns.
-
-    They are drawn at each call: what is drawn ahead would be used twice, by a process and by its copy (a fork in C, a
-    snapshot that is restored).
-    """
+    """Draw 128 random bits from the system, as 32 hex digits. Drawn ahead, they would be the same in a forked child."""
     return os.urandom(16).hex()
 
 

@@ -6,9 +6,8 @@ the machine is suspended. `time.monotonic` stops in a suspend on Linux and on ma
 look valid after an hour of sleep. On Linux `CLOCK_BOOTTIME` goes on. macOS has no such clock, but its
 `CLOCK_MONOTONIC` goes on, unlike `mach_absolute_time`, which `time.monotonic` reads there.
 
-The random numbers make pauses, and orders in which servers are tried. They come from a generator of their own: a
-program that seeds `random` gets the same numbers whether or not a client works in a background thread meanwhile. The
-system draws each of them, so that the copies of a process (forks, snapshots that were restored) do not pause in step.
+The random numbers make pauses, and orders in which servers are tried. The system draws each of them, so that forked
+workers do not pause in step, and a program that seeds `random` gets the same numbers with and without a client.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ must not even be closed by the child: they share the socket.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import NoReturn
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._values import forks
 from fencing_sdk.errors import UsageError
 
 
@@ -44,21 +44,21 @@ def running_loop() -> asyncio.AbstractEventLoop:
 class LoopOwner:
     """The event loop and the process that made this object."""
 
-    __slots__ = ("_generation", "loop")
+    __slots__ = ("_pid", "loop")
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._generation = forks.here()
+        self._pid = os.getpid()
 
     @property
     def is_current(self) -> bool:
         """True if the running loop of this process is the owner: only then what it owns may be used."""
-        return self._generation == forks.here() and self.loop is asyncio.get_running_loop()
+        return self._pid == os.getpid() and self.loop is asyncio.get_running_loop()
 
     @property
     def in_this_process(self) -> bool:
         """True if this process is the owner's. If not, a parent owns it: leave it alone, do not even close it."""
-        return self._generation == forks.here()
+        return self._pid == os.getpid()
 
 
 class OneLoop:
@@ -124,16 +124,16 @@ def loop_of(backend: object) -> OneLoop:
 class ForkDetector:
     """Shows a forked child, once, that what it has inherited belongs to its parent."""
 
-    __slots__ = ("_generation",)
+    __slots__ = ("_pid",)
 
     def __init__(self) -> None:
-        self._generation = forks.here()
+        self._pid = os.getpid()
 
     def forked(self) -> bool:
         """Return whether the process was forked since the last call."""
-        if self._generation == forks.here():
+        if self._pid == os.getpid():
             return False
-        self._generation = forks.here()
+        self._pid = os.getpid()
         return True
 
 

@@ -22,7 +22,6 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum, unique
 from typing import NamedTuple
 
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.clock import wall_seconds
 
@@ -121,7 +120,7 @@ def label_of(*given: str | None) -> str:
     for text in given:
         if text is not None:
             return text
-    return _facts_about(forks.here())
+    return _facts_about(os.getpid())
 
 
 def facts_about_command(program: str) -> str:

@@ -9,6 +9,7 @@ that is still renewed, and the lock is released after that.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
@@ -20,7 +21,6 @@ from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.lease_scope import PlainScope, paced_scope
 from fencing_sdk._lease import AnyLease, Lease, state_of
 from fencing_sdk._lock import Lock, enter_with
-from fencing_sdk._values import forks
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import LeaseLostError, UsageError, shown
@@ -53,8 +53,8 @@ class ElectionState:
     @property
     def here(self) -> ElectionRoles:
         """The roles of this process: a forked child has none of its parent's."""
-        roles = self._roles.get(forks.here())
-        return self._roles.setdefault(forks.here(), ElectionRoles()) if roles is None else roles
+        roles = self._roles.get(os.getpid())
+        return self._roles.setdefault(os.getpid(), ElectionRoles()) if roles is None else roles
 
     def heard(self) -> None:
         """The store has answered a candidate that another process leads."""
@@ -77,13 +77,13 @@ class TermLife(Generic[L]):
     forfeited. A block of a task and one of a thread carry these decisions out, each in its own way.
     """
 
-    __slots__ = ("_generation", "election", "entered", "forfeited", "lease", "stopped")
+    __slots__ = ("_pid", "election", "entered", "forfeited", "lease", "stopped")
 
     block: ClassVar[str]
     """How the body is written: ``async with`` or ``with``."""
 
     def __init__(self, election: ElectionState, lease: L) -> None:
-        self._generation = forks.here()
+        self._pid = os.getpid()
         self.election = election
         self.lease = lease
         self.entered = False
@@ -168,7 +168,7 @@ class TermLife(Generic[L]):
 
     @property
     def _inherited(self) -> bool:
-        return self._generation != forks.here()
+        return self._pid != os.getpid()
 
     def _not_entered(self, when: str) -> UsageError:
         return UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +15,6 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
 from fencing_sdk._client import LockClient as TaskLockClient
 from fencing_sdk._name_template import template_for_threads
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Holder, Waiting, check_name
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.reports import Status
@@ -60,7 +60,7 @@ class LockClient(Uncopied):
     def __del__(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if interpreter_ends():  # it was closed before, and the globals of this module may be gone
             return
-        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(forks.here())
+        bridge: LoopThread | None = getattr(self, "_bridges", {}).get(os.getpid())
         if bridge is not None:
             bridge.close_soon()
 
@@ -351,8 +351,8 @@ class LockClient(Uncopied):
 
     def _bridge(self) -> LoopThread:
         """The bridge of this process."""
-        bridge = self._bridges.get(forks.here())
-        return bridge or self._bridges.setdefault(forks.here(), LoopThread(self._client))
+        bridge = self._bridges.get(os.getpid())
+        return bridge or self._bridges.setdefault(os.getpid(), LoopThread(self._client))
 
 
 def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P, Coroutine[Any, Any, R]]:

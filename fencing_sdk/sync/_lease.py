@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,7 +24,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 from fencing_sdk._lease import AnyLease, end_block, pop, push, state_of
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease_state import LeaseState, raise_end
-from fencing_sdk._values import forks
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Seconds, seconds
@@ -298,7 +298,7 @@ class Lease(AnyLease):
     def _let_go(self) -> None:
         """Have the loop release the lock, unless that was done. Nothing waits for it."""
         state = self._state
-        if not state.released and state.generation == forks.here():
+        if not state.released and state.pid == os.getpid():
             with contextlib.suppress(RuntimeError):  # the loop is closed, which released it
                 state.loop.call_soon_threadsafe(_abandon, self._handle)
 

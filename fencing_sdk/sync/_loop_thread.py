@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -27,7 +28,6 @@ from fencing_sdk._client import drain_of, enter
 from fencing_sdk._client_operating import reach
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease import held_here, state_of
-from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import FencingError, UsageError, shown
@@ -93,7 +93,7 @@ class LoopThread:
 
     def __init__(self, client: TaskLockClient) -> None:
         self._client = client
-        self._generation = forks.here()
+        self._pid = os.getpid()
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
@@ -107,7 +107,7 @@ class LoopThread:
     @property
     def inherited(self) -> bool:
         """True if the thread is that of a parent process, and does not exist in this one."""
-        return self._generation != forks.here()
+        return self._pid != os.getpid()
 
     @property
     def idle(self) -> bool:

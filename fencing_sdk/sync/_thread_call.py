@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,6 @@ from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from fencing_sdk._lease import AnyLease, WaitingThread, held_here, pop, push, run_for, state_of
 from fencing_sdk._lease_state import raise_loss
-from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk._values.tasks import outlast_cancellation
@@ -240,10 +240,10 @@ class ThreadCall(Generic[T]):
             del self, error  # a traceback that keeps its own error keeps leases from being collected
 
     def _run_body(self) -> None:
-        body, generation = self._body, forks.here()
+        body, pid = self._body, os.getpid()
         if body is not None and body.claim():
             body.run()
-            if self._left or forks.here() != generation:
+            if self._left or os.getpid() != pid:
                 self.loop = None  # it has ended, or is that of a parent: nothing is to be undone there
                 body.leave_alone()
             with contextlib.suppress(RuntimeError):  # the loop is closed

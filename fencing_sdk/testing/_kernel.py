@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import run_for
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked, check_name, holder_of
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.backends._shared.row_table import RowTable
@@ -259,7 +259,7 @@ LEAVING.add(Timeline.run.__code__)
 def client_for_threads(client: LockClient, kernel: Kernel, process: Process) -> SyncLockClient:
     """Return a client for plain code, which has *process* do the work of its background thread."""
     locks = SyncLockClient(client)
-    locks._bridges[forks.here()] = WorldThread(client, kernel, process)  # noqa: SLF001  (a bridge that it did not make)
+    locks._bridges[os.getpid()] = WorldThread(client, kernel, process)  # noqa: SLF001  (a bridge that it did not make)
     return locks
 
 

@@ -88,7 +88,6 @@ def said(script, *options):
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 FORKING = """
-import ctypes
 
 def in_child(look, fork=os.fork):
     pid = fork()
@@ -210,46 +209,6 @@ look()
     )
     assert len(set(lines)) == 3
     assert all(len(owner) == 32 for owner in lines)
-
-
-@needs_fork
-def test_what_was_opened_before_a_fork_in_c_is_the_parents():
-    """Python runs no hook in such a child (uWSGI's workers): the pages of memory that the kernel empties tell it."""
-    lines = said(
-        FORKING
-        + """
-async def hold():
-    async with locks, locks.lock("b") as own:
-        say(own.held, len(own.owner))
-
-async def main():
-    async with locks, locks.lock("a") as lease:
-        sent = len(network.calls)
-
-        def look():
-            say(lease.held, lease.lost_reason, locks.status().open)
-            for use in (lambda: lease.token, locks.lock("b").try_acquire().send, lease.release().send):
-                try:
-                    use(*[None] * (use.__name__ == "send"))
-                except (LeaseLostError, UsageError, StopIteration) as error:
-                    say(type(error).__name__)
-            say("sent by the child:", network.calls[sent:])
-
-        in_child(look, ctypes.PyDLL(None).fork)
-        await lease.renew()
-        say("parent:", lease.held)
-
-asyncio.run(main())
-in_child(lambda: asyncio.run(hold()), ctypes.PyDLL(None).fork)
-"""
-    )
-    assert lines == [
-        "False closed False",
-        *["LeaseLostError", "UsageError", "StopIteration"],
-        "sent by the child: []",
-        "parent: True",
-        "True 32",
-    ]
 
 
 # Signals and the end of the process

@@ -6,7 +6,6 @@ from fencing_sdk._arguments import check_label
 from fencing_sdk._lease import AnyLease, held_here, state_of
 from fencing_sdk._lock import telling
 from fencing_sdk._recording import Recorder
-from fencing_sdk._values import forks
 from fencing_sdk._values.claim import holder_of
 from fencing_sdk._values.clock import BootClock, LoopClock, wall_micros
 from fencing_sdk._values.reports import (
@@ -35,7 +34,6 @@ __all__ = [
     "Recorder",
     "check_label",
     "facts_about_command",
-    "forks",
     "held_here",
     "holder_of",
     "label_of",

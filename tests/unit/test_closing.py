@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock, forks
+from inside import LoopClock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
@@ -459,7 +458,7 @@ async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(cl
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch):
     """What a fork changes in the child."""
-    return lambda: monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
+    return lambda: monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
 
 
 async def test_the_loop_that_made_an_object_owns_it():
@@ -490,20 +489,6 @@ async def test_a_child_may_ask_without_a_loop_whether_it_may_close_what_it_inher
     owner = LoopOwner()
     fork()
     assert await asyncio.to_thread(lambda: owner.in_this_process) is False
-
-
-@pytest.mark.parametrize("mark", [forks._wiped_by_fork, forks._ByProcessId])
-def test_a_child_that_was_forked_in_c_has_a_number_of_its_own(mark, monkeypatch: pytest.MonkeyPatch):
-    """Such a fork runs no hook of Python."""
-    calls = []
-    monkeypatch.setattr(forks, "_mark", mark())
-    monkeypatch.setattr(forks, "_calls", [lambda: calls.append(1)])
-    forks._mark[0] = parent = forks._number
-    child = ctypes.PyDLL(None).fork()
-    if child == 0:
-        os._exit(0 if forks.here() == forks.here() == parent + 1 and calls == [1] else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (forks.here(), calls) == (parent, [])
 
 
 def test_a_fork_is_told_once(fork):

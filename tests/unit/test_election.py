@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock, forks, held_here
+from inside import LoopClock, held_here
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -605,7 +605,7 @@ async def test_a_forked_child_has_none_of_the_roles_of_its_parent(monkeypatch):
         await settle()
         assert [leader.standing.value, candidate.standing.value] == ["leading", "candidate"]
         with monkeypatch.context() as child:
-            child.setattr(forks, "here", partial(int, forks.here() + 1))
+            child.setattr(os, "getpid", partial(int, os.getpid() + 1))
             assert [leader.standing.value, candidate.standing.value] == ["idle", "idle"]
             assert not leader.leading
         assert [leader.standing.value, candidate.standing.value] == ["leading", "candidate"]

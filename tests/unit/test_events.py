@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from inside import LoopClock, forks
+from inside import LoopClock
 from virtual_time import in_virtual_time, settle
 
 import fencing_sdk
@@ -310,7 +311,7 @@ async def test_the_elections_that_this_process_leads():
 async def test_in_a_forked_child_the_client_of_the_parent_is_not_open_and_says_why(monkeypatch):
     async with LockClient(MemoryBackend()) as locks:
         with monkeypatch.context() as child:
-            child.setattr(forks, "here", partial(int, forks.here() + 1))
+            child.setattr(os, "getpid", partial(int, os.getpid() + 1))
             assert not locks.status().open
             with pytest.raises(UsageError, match="before a fork"):
                 await asyncio.to_thread(lambda: asyncio.run(locks.inspect("a")))
@@ -323,6 +324,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 READY = next(block for block in PAGE.split("```") if "def ready(" in block).removeprefix("python")
 TASKS = """
 import asyncio
+import os
 from fencing_sdk import connect
 
 async def main():

@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import os
 import threading
 from functools import partial
 from types import SimpleNamespace
 
 import anyio
 import pytest
-from inside import forks, state_of
+from inside import state_of
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
 from fencing_sdk._engine.lease_group import LeaseGroup
@@ -533,7 +534,7 @@ async def test_the_scope_of_a_lease_that_its_body_released_strikes_nobody(make):
 
 async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
     lease = make()
-    monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
+    monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
     with pytest.raises(LeaseLostError) as refusal:
         _ = lease.token
     assert refusal.value.reason is LossReason.CLOSED

@@ -6,12 +6,13 @@ import asyncio
 import datetime as dt
 import functools
 import inspect
+import os
 import time
 from datetime import timedelta
 from functools import partial
 
 import pytest
-from inside import forks, state_of
+from inside import state_of
 
 import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
@@ -94,7 +95,7 @@ async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypat
     async with LockClient(store) as locks:
         with monkeypatch.context() as in_the_child, pytest.raises(LeaseLostError) as lost:
             async with locks.lock("a"):
-                in_the_child.setattr(forks, "here", partial(int, forks.here() + 1))
+                in_the_child.setattr(os, "getpid", partial(int, os.getpid() + 1))
         assert lost.value.reason is LossReason.CLOSED
         assert await store.inspect("a") is not None
 
@@ -102,7 +103,7 @@ async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypat
 async def test_a_forked_child_acquires_nothing_by_the_client_of_its_parent(monkeypatch):
     async with LockClient(MemoryBackend()) as locks:
         with monkeypatch.context() as in_the_child:
-            in_the_child.setattr(forks, "here", partial(int, forks.here() + 1))
+            in_the_child.setattr(os, "getpid", partial(int, os.getpid() + 1))
             with pytest.raises(UsageError, match="before a fork"):
                 await locks.lock("a").acquire()
 

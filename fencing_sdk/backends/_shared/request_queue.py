@@ -14,6 +14,7 @@ closed one may leave a process on the server that waits for something. So the si
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,7 +22,6 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 
@@ -312,4 +312,5 @@ def _after_fork() -> None:
     _sessions.clear()
 
 
-forks.in_child(_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -63,12 +63,7 @@ LEAVING = RELEASE_LIMIT
 
 
 def new_ticket() -> str:
-    """
-    Name a waiter in the messages of its store, by at most 19 digits.
-
-    They are random. Two copies of one process (a fork in C, a snapshot that was restored) listen on one channel, and
-    with numbers that count each would take the grants of the other.
-    """
+    """Name a waiter in the messages of its store, by at most 19 random digits."""
     return str(JITTER.getrandbits(63))
 
 

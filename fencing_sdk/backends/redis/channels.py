@@ -29,11 +29,7 @@ _NOT_PERMITTED = {"NOPERM"}
 
 
 class ChannelId:
-    """
-    The part of a channel's name that only this client has. A forked child makes its own.
-
-    The copies of a snapshot that was restored share it, and ignore the messages with tickets of the others.
-    """
+    """The part of a channel's name that only this client has. A forked child makes its own."""
 
     __slots__ = ("_fork", "_text")
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from fencing_sdk._values import forks
 from fencing_sdk.backends.sqlite.file import BACKEND
 from fencing_sdk.errors import BackendRefusedError
 
@@ -200,23 +199,21 @@ class _Forks:
     """Ends every thread before this process forks, and refuses to work in a child where that failed."""
 
     def __init__(self) -> None:
-        self._gate = threading.RLock()
+        self.gate = threading.RLock()
+        """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
+        self._pid = os.getpid()
         self._threads: weakref.WeakSet[SqlThread[Any]] = weakref.WeakSet()
         self._ended: list[SqlThread[Any]] = []
         self._stuck = False
         self._unsafe = False
-
-    @property
-    def gate(self) -> threading.RLock:
-        """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
-        forks.here()  # after a fork in C it is replaced: a thread of the parent may hold it
-        return self._gate
 
     def add(self, thread: SqlThread[Any]) -> None:
         with self.gate:
             self._threads.add(thread)
 
     def check(self) -> None:
+        if self._pid != os.getpid():  # C code has forked this process, so no hook has run
+            self.in_child()
         if self._unsafe:
             detail = (
                 "this process was forked while the file was open, and SQLite does not survive that; open it after the "
@@ -238,14 +235,14 @@ class _Forks:
 
     def in_child(self) -> None:
         """Begin anew. After a fork in C the threads are those of the parent, and so are their connections."""
-        self._gate = threading.RLock()
+        self.gate = threading.RLock()
+        self._pid = os.getpid()
         self._ended = []
         inherited = [thread for thread in tuple(self._threads) if thread.forget()]
         self._unsafe = self._unsafe or self._stuck or bool(inherited)
 
 
 _forks = _Forks()
-forks.in_child(_forks.in_child)
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent)
+    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.in_child)

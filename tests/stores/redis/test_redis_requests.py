@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -11,7 +12,6 @@ import hiredis
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from inside import forks
 from patience import until
 from redis.crc import key_slot
 from redis_server import RedisServer
@@ -454,7 +454,7 @@ async def test_without_a_connection_nothing_is_posted(backend):
 
 async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
     await backend.open()
-    monkeypatch.setattr(forks, "here", partial(int, forks.here() + 1))
+    monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
     assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
     monkeypatch.undo()
 

@@ -9,6 +9,7 @@ unasked (wake-ups, changed keys) may stand between the replies.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from fencing_sdk._values.drivers import imported_from
 with imported_from("redis", "hiredis"):
     import hiredis
 
-from fencing_sdk._values import forks
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk.backends.redis.scripts import Argument
 
@@ -107,7 +107,7 @@ class Pipe(asyncio.Protocol):
         self._loss: str | None = None  # why the connection is lost
         self._unsent: list[bytes] = []
         self._flushing = False
-        self._forks = forks.here()
+        self._pid = os.getpid()
         self._expected: deque[asyncio.Future[Reply] | Take] = deque()  # what each reply to come is for, in their order
         self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
         self._confirmation: asyncio.Future[Reply] | None = None
@@ -168,7 +168,7 @@ class Pipe(asyncio.Protocol):
             transport is None
             or self._loss is not None
             or transport.is_closing()
-            or self._forks != forks.here()
+            or self._pid != os.getpid()
             or asyncio.get_running_loop() is not self._loop
         ):
             return False
