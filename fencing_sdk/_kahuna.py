@@ -103,7 +103,7 @@ class NodeClient(Generic[T]):
         session = await self.pool.session()
         try:
             # A redirect is not followed: it could carry the owner id to any host.
-            async with session.post(url, data=body, allow_redirects=False, ssl=self.pool.ssl) as response:
+            async with session.post(url, data=body, allow_redirects=False) as response:
                 _check_status(response.status)
                 return self._read(await read_body(response, self._body_limit), response.headers.get("Date"))
         except UnreadableAnswerError as error:
@@ -120,7 +120,7 @@ class NodeClient(Generic[T]):
         """
         session = await self.pool.session()
         try:
-            async with session.get(url, allow_redirects=False, ssl=self.pool.ssl) as response:
+            async with session.get(url, allow_redirects=False) as response:
                 report = json.loads(await read_body(response, REPORT_LIMIT)) if response.status in {200, 503} else None
         except (ValueError, RecursionError):
             return {}

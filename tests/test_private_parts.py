@@ -319,10 +319,10 @@ PARTS = [
     ),
     Part(
         "aiohttp",
-        "_wrap_create_connection",
+        "_get_ssl_context",
         "aiohttp.connector",
         {"_http.pool"},
-        "unit/test_node_race.py::test_an_aiohttp_that_connects_otherwise_raises_what_the_last_address_does",
+        "stores/kahuna/test_kahuna_faults.py::test_an_aiohttp_that_connects_otherwise_keeps_the_certificates_it_read_first",
     ),
     Part(
         "asyncmy",

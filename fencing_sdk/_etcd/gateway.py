@@ -199,12 +199,7 @@ class Gateway:
         headers = {} if token is None else {"Authorization": token}
         try:
             async with session.post(
-                endpoint.urls[path],
-                data=payload,
-                headers=headers,
-                timeout=self._limits,
-                allow_redirects=False,
-                ssl=self._requests.ssl,
+                endpoint.urls[path], data=payload, headers=headers, timeout=self._limits, allow_redirects=False
             ) as response:
                 fields = read_answer(await read_body(response, BODY_LIMIT), response.status)
         except UnreadableAnswerError as error:
@@ -240,9 +235,7 @@ class Gateway:
         session = await self._requests.session()
         url = self._endpoints.in_turn()[0].urls[METRICS]
         try:
-            async with session.get(
-                url, timeout=self._limits, allow_redirects=False, ssl=self._requests.ssl
-            ) as response:
+            async with session.get(url, timeout=self._limits, allow_redirects=False) as response:
                 return (await read_body(response, BODY_LIMIT)).decode(errors="replace")
         except (UnreadableAnswerError, aiohttp.ClientError, OSError):
             return ""
@@ -267,9 +260,7 @@ class Gateway:
             if isinstance(body, StreamRequests):
                 headers |= body.HEADERS
             session = await self._streams.session()
-            async with session.post(
-                endpoint.urls[path], data=data, headers=headers, allow_redirects=False, ssl=self._streams.ssl
-            ) as response:
+            async with session.post(endpoint.urls[path], data=data, headers=headers, allow_redirects=False) as response:
                 yield stream_answers(response)
         except RequestFailedError as failure:
             if self._login is not None and failure.code in {UNAUTHENTICATED, INVALID}:

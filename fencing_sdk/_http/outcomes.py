@@ -22,6 +22,7 @@ from yarl import URL
 
 from fencing_sdk._http.tls import distrust, wants_certificate
 from fencing_sdk._values.url import joined
+from fencing_sdk.errors import ConfigurationError
 
 __all__ = [
     "RequestFailedError",
@@ -77,8 +78,11 @@ def request_failed(error: aiohttp.ClientError | OSError, url: URL) -> RequestFai
         detail = f"{place} wants a certificate of the client that it trusts; name it with cert= and key="
         return RequestFailedError(RequestOutcome.REJECTED, detail)
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        opened = isinstance(inner, ssl.SSLError | ConnectionResetError)  # and broke in the middle of the handshake
-        hint = "; does it speak TLS?" if url.scheme == "https" and opened else ""
+        hint = ""
+        if isinstance(inner, ssl.SSLError | ConnectionResetError):  # it broke in the middle of the handshake
+            hint = "; does it speak TLS?" if url.scheme == "https" else ""
+        elif inner is not None and isinstance(inner.__cause__, ConfigurationError):
+            hint = f"; {inner}"  # a file that is being replaced
         return RequestFailedError(RequestOutcome.UNSENT, f"no connection to {place} ({type(error).__name__}{hint})")
     broken = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and url.scheme == "http"
     hint = "; is that the port of the store, and does it want TLS, which is +https://?" if broken else ""

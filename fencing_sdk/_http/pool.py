@@ -65,15 +65,11 @@ class HttpPool:
         connections: object,
         limits: aiohttp.ClientTimeout,
     ) -> None:
-        self.tls = tls
+        self._tls = tls
+        self._first_context = True if tls is None else tls()
         self.connections = _read_connections(connections)
         self.limits = limits
         self._current: _LoopSession | None = None
-
-    @property
-    def ssl(self) -> ssl.SSLContext | bool:
-        """What a request passes on as ``ssl``: connections with an earlier context serve no new request."""
-        return True if self.tls is None else self.tls()
 
     async def session(self) -> aiohttp.ClientSession:
         """The session of this loop and process."""
@@ -90,7 +86,7 @@ class HttpPool:
         return current
 
     async def _replace(self, earlier: _LoopSession | None) -> _LoopSession:
-        connector = _Connector(limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE)
+        connector = _Connector(self._tls, self._first_context)
         session = aiohttp.ClientSession(
             connector=connector,
             headers=_HEADERS,
@@ -112,33 +108,26 @@ class HttpPool:
 
 class _Connector(aiohttp.TCPConnector):
     """
-    A connector with two differences from its class.
+    A connector that reads the certificates for each new connection.
 
-    1. A forked child does not close it when it collects its garbage: the parent uses the sockets.
-    2. Of a name with several addresses, aiohttp raises the error of the last one. This raises the last one that is not
-       a refused connection: an address at which no server listens says less than one that refuses TLS. If a later
-       aiohttp connects by a method of another name, this difference is gone.
+    If a later aiohttp does not call `_get_ssl_context`, the certificates that were read first are used.
+    A forked child does not close a connector when it collects its garbage: the parent uses the sockets.
     """
 
-    def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
-        super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
+    def __init__(self, tls: TlsContext | None, first_context: ssl.SSLContext | bool) -> None:  # noqa: FBT001  (aiohttp's)
+        super().__init__(limit=_ANY_NUMBER, keepalive_timeout=_KEEP_ALIVE, ssl=first_context)
+        self._tls = tls
         self._made_in = os.getpid()
 
     def __del__(self, *arguments: Any) -> None:
         if self._made_in == os.getpid():
             super().__del__(*arguments)
 
-    async def _wrap_create_connection(self, *arguments: Any, addr_infos: list[Any], **options: Any) -> Any:
-        telling: aiohttp.ClientConnectorError | None = None
-        while True:
-            try:
-                return await super()._wrap_create_connection(*arguments, addr_infos=addr_infos, **options)
-            except aiohttp.ClientConnectorError as error:
-                if telling is None or not isinstance(error.__cause__, ConnectionRefusedError):
-                    telling = error
-                if len(addr_infos) == 1:
-                    raise telling from telling.__cause__
-                del addr_infos[0]
+    def _get_ssl_context(self, req: aiohttp.ClientRequest) -> ssl.SSLContext | None:
+        try:
+            return None if self._tls is None else self._tls()
+        except OSError as error:
+            raise aiohttp.ClientConnectorError(req.connection_key, error) from error
 
 
 class _LoopSession:

@@ -318,9 +318,8 @@ OPTIONS["zk"] = {
     "sasl": ["", 5, True, b"", [], {}, {"user": "a"}, "mechanism", Loud()],
     "tls": [None, "", 5, b"true", [], "maybe", Loud()],
     "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", Loud()],
-    "certfile": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
-    "keyfile": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
-    "keyfile_password": ["", 5, True, b"", [], "secret", Loud()],
+    "cert": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
+    "key": ["", 5, True, b"", [], "no/such/file.pem", Loud()],
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
 }
 URL_OF = {

@@ -1,25 +1,16 @@
-"""Which node of a store that speaks HTTP is asked: addresses, and a race between them."""
+"""A call to a cluster: who is asked when, what counts as the answer, and who is asked last from then on."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
 
 import pytest
 from virtual_time import in_virtual_time, now
 
-from fencing_sdk._http import pool
 from fencing_sdk._http.endpoints import Endpoint
 from fencing_sdk._http.node_race import PATIENCE, NodeRace
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
-from fencing_sdk.backends import from_url
-from fencing_sdk.errors import BackendUnavailableError
-
-# A call to a cluster: who is asked when, what counts as the answer, and who is asked last from then on.
-
 
 NODES = [Endpoint(name, {}) for name in "abc"]
 HANGS = 10_000.0
@@ -222,61 +213,3 @@ async def test_nodes_that_hang_do_not_keep_the_others_from_being_asked_again():
     names = [name for _, name in cluster.asked]
     assert (names.count("a"), names.count("b"), names.count("c")) == (2, 2, 9)
     assert now() < 4.0
-
-
-# One name with several addresses, over HTTP: etcd and Kahuna.
-
-
-NAME = "stores.test"
-NOT_TLS, NO_LISTENER = "127.0.0.1", "127.0.0.2"
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """Of a server that answers the handshake of TLS with plain text."""
-    with socket.create_server((NOT_TLS, 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    link, _ = listener.accept()
-                except OSError:
-                    return
-                with link:
-                    link.recv(1000)
-                    link.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def let_the_name_have(addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve: Callable[..., list[tuple[object, ...]]] = socket.getaddrinfo
-
-    def resolved(host: object, *arguments: object, **options: object) -> list[tuple[object, ...]]:
-        hosts = addresses if host == NAME else (host,)
-        return [found for each in hosts for found in resolve(each, *arguments, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
-
-
-@pytest.mark.parametrize("store", ["etcd", "kahuna"])
-@pytest.mark.parametrize("addresses", [(NOT_TLS, NO_LISTENER), (NO_LISTENER, NOT_TLS)], ids=" ".join)
-async def test_an_address_at_which_no_server_listens_does_not_hide_what_another_one_does(
-    store: str, addresses: tuple[str, str], port: int, monkeypatch: pytest.MonkeyPatch
-):
-    let_the_name_have(addresses, monkeypatch)
-    async with aclosing(from_url(f"{store}+https://{NAME}:{port}")) as backend:
-        with pytest.raises(BackendUnavailableError, match="does it speak TLS"):
-            await backend.inspect("a")
-
-
-async def test_an_aiohttp_that_connects_otherwise_raises_what_the_last_address_does(
-    port: int, monkeypatch: pytest.MonkeyPatch
-):
-    let_the_name_have((NOT_TLS, NO_LISTENER), monkeypatch)
-    monkeypatch.delattr(pool._Connector, "_wrap_create_connection")
-    async with aclosing(from_url(f"etcd+https://{NAME}:{port}")) as backend:
-        with pytest.raises(BackendUnavailableError, match="no connection to"):
-            await backend.inspect("a")

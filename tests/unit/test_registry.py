@@ -285,7 +285,6 @@ UNLUCKY = [
     "zk://us%3Aer:{}@host",
     "zk://user:{}@host?password={}",
     "zk://user:{}@host?tls=true&ca={}",
-    "zk://user:{}@host?keyfile_password={}",
     "zk://user:{}@host?tls={}",
     "zk://user:{}@host?sasl={}",
     "sqlite://user:{}@host/locks.db",

@@ -68,13 +68,11 @@ class ZooKeeperBackend(Uncopied):
 
         tls: Speak TLS. Certificates and host names are checked; there is no way to switch that off.
 
-        ca: A file of the authorities that certificates are checked against, besides the system's.
+        ca: A file of the authorities that certificates are checked against, instead of the system's.
 
-        certfile: A file with the client's certificate.
+        cert: A file with the client's certificate, and its key if there is no *key*.
 
-        keyfile: A file with its key.
-
-        keyfile_password: What that is encrypted with.
+        key: A file with the client's key.
 
         connect_timeout: Seconds to wait for a server's answer before the driver tries the next one.
 
@@ -93,9 +91,8 @@ class ZooKeeperBackend(Uncopied):
         sasl: Mapping[str, str] | None = None,
         tls: bool = False,
         ca: str | None = None,
-        certfile: str | None = None,
-        keyfile: str | None = None,
-        keyfile_password: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
         connect_timeout: float = 1.0,
     ) -> None:
         settings = read_settings(
@@ -105,7 +102,7 @@ class ZooKeeperBackend(Uncopied):
             acl=acl,
             sasl=sasl,
             tls=tls,
-            files={"ca": ca, "certfile": certfile, "keyfile": keyfile, "keyfile_password": keyfile_password},
+            files={"ca": ca, "cert": cert, "key": key},
             connect_timeout=connect_timeout,
         )
         self._settings = settings

@@ -40,7 +40,7 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
     (OSError, (BackendUnavailableError, "no connection to a server")),
 )
 
-_UNTRUSTED: Verdict = (BackendRefusedError, "the server wants another certificate of the client; see certfile")
+_UNTRUSTED: Verdict = (BackendRefusedError, "the server wants another certificate of the client; see cert=")
 _UNKNOWN: Verdict = (BackendUnavailableError, "ZooKeeper failed")
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from fencing_sdk._http.tls import TlsContext, from_files, load_files
+from fencing_sdk._http.tls import tls_context
 from fencing_sdk._values.options import read_seconds, read_switch
 from fencing_sdk._values.url import decoded, read_hosts, refuse_url, split_url
 from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
@@ -63,7 +61,7 @@ def read_settings(
         acl=_acl(acl, logged_in=bool(auth or sasl is not None)),
         auth=auth,
         sasl=_sasl(sasl),
-        tls=_tls(files, tls=read_switch("tls", tls)),
+        tls=tls_context(tls=read_switch("tls", tls), scheme=None, **files),
     )
 
 
@@ -125,34 +123,3 @@ def _sasl(sasl: object) -> Mapping[str, str] | None:
         msg = "sasl needs the package pure-sasl; install it with pip install 'kazoo[sasl]'"
         raise ConfigurationError(msg)
     return dict(sasl)
-
-
-def _tls(files: Mapping[str, object], *, tls: bool) -> TlsContext | None:
-    given = {name: value for name, value in files.items() if value is not None}
-    for name, value in given.items():
-        if not tls:
-            msg = f"{name} is for TLS; write ?tls=true, or pass tls=True"
-            raise ConfigurationError(msg)
-        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-            msg = f"{name} must be a non-empty text"
-            raise ConfigurationError(msg)
-    if ("certfile" in given) != ("keyfile" in given):
-        msg = "certfile and keyfile belong together"
-        raise ConfigurationError(msg)
-    if not tls:
-        return None
-    paths = [path for name, path in given.items() if name != "keyfile_password"]
-    return from_files(lambda: _context(given), paths)
-
-
-def _context(files: Mapping[str, object]) -> ssl.SSLContext:
-    """Trust the system's authorities and those of *files*; there is no way not to check."""
-    ca, cert, key, password = (files.get(name) for name in ("ca", "certfile", "keyfile", "keyfile_password"))
-    return load_files(
-        ssl.create_default_context(),
-        ca=ca,
-        cert=cert,
-        key=key,
-        password=os.fsdecode(password) if isinstance(password, str | os.PathLike) else "",
-        names=("ca", "certfile", "keyfile"),
-    )

@@ -22,6 +22,7 @@ from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
+from fencing_sdk._http import pool
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
 from fencing_sdk.errors import (
@@ -573,9 +574,21 @@ async def test_certificates_that_are_replaced_are_used_for_new_connections(certi
         async with backend_on(server, ca=made.authority) as backend:
             await granted(backend, Claim("a", 60.0))
             await asyncio.to_thread(server.kill)
+            made.authority.write_text("half of a file")
+            with pytest.raises(BackendUnavailableError, match=r"ca must .*authority\.pem' cannot be read"):
+                await backend.acquire(Claim("b", 60.0))
             await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
             await asyncio.to_thread(server.start)
             await answered(lambda: granted(backend, Claim("b", 60.0)))
+
+
+async def test_an_aiohttp_that_connects_otherwise_keeps_the_certificates_it_read_first(
+    tls_server: KahunaServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+):
+    tls_server.reset()
+    monkeypatch.delattr(pool._Connector, "_get_ssl_context")
+    async with backend_on(tls_server, ca=certificates.authority) as backend:
+        await granted(backend, Claim("a", 60.0))
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server: KahunaServer):

@@ -133,13 +133,6 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
         from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
 
 
-def test_certificates_are_checked_unless_a_context_says_otherwise():
-    tls = from_url("kahuna+https://h1")._nodes.pool.tls
-    assert tls is not None
-    assert tls().check_hostname
-    assert tls().verify_mode is ssl.CERT_REQUIRED
-
-
 def test_options_may_stand_in_the_url_or_beside_it():
     backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
     assert backend._nodes.pool.connections == 8

@@ -400,7 +400,7 @@ async def test_a_file_that_cannot_be_used_is_named_with_its_option(
         ({"sslmode": "require", "sslcert": none, "sslkey": none}, f"sslcert must .*'{none}' cannot be read"),
         (
             {"sslmode": "require", "sslcert": postgresql_certificates.client_certificate, "sslkey": none},
-            f"sslkey must .*'{none}' cannot be read",
+            f"sslcert must .*'{none}' cannot be read",
         ),
         (
             {"sslmode": "verify-full", "sslrootcert": postgresql_certificates.client_certificate},

@@ -294,14 +294,12 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
         jvm=["-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory", "-Xmx128m"],
     )
     url = f"zk://localhost:{port}?tls=true"
-    ours = f"&certfile={made.client_certificate}&keyfile={made.client_key}"
+    ours = f"&cert={made.client_certificate}&key={made.client_key}"
     backend = from_url(f"{url}&ca={made.authority}{ours}&connect_timeout=5")
     assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
     without, strangers, trusting_nobody = await asyncio.gather(
         refusal(from_url(f"{url}&ca={made.authority}")),
-        refusal(
-            from_url(f"{url}&ca={made.authority}&certfile={strange.client_certificate}&keyfile={strange.client_key}")
-        ),
+        refusal(from_url(f"{url}&ca={made.authority}&cert={strange.client_certificate}&key={strange.client_key}")),
         refusal(from_url(f"{url}{ours}")),
     )
     assert "certificate of the client" in str(without)
