@@ -184,13 +184,7 @@ class Lease(AnyLease):
 
         Raises:
             LeaseLostError: in the body of a job, whose lock stays taken: the store did not confirm that.
-            UsageError: a transaction is open in which the token was written, and no other error is under way.
         """
-        await self._release()
-        if sys.exception() is None:
-            self._state.refuse_left_open()
-
-    async def _release(self) -> None:
         if self._state.pid != os.getpid():
             return
         self._state.check_loop()
@@ -224,7 +218,7 @@ async def end_block(lease: Lease, raised: BaseException | None) -> None:
     """Release a plain handle at the end of a block, which *raised*. For this package alone."""
     if isinstance(raised, StaleTokenError):
         state_of(lease).report_stale(raised)
-    await lease._release()  # noqa: SLF001  (what the block raised decides what leaves)
+    await lease.release()
 
 
 def state_of(lease: AnyLease) -> LeaseState:

@@ -36,7 +36,7 @@ from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.timing import Timing
-from fencing_sdk._values.token import OpenWrites, Token, late_commit, remember_in
+from fencing_sdk._values.token import Token, token_of_lease
 from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, UsageError, shown
 
 _STALLED_FROM = 0.05
@@ -79,13 +79,13 @@ class LeaseState:
         "name",
         "next_beat",
         "number",
+        "older_transactions",
         "permit",
         "pid",
         "released",
         "task",
         "timing",
         "unanswered_calls",
-        "writes",
     )
 
     def __init__(  # noqa: PLR0917  (eight positional ones: names would cost every acquisition time)
@@ -104,8 +104,8 @@ class LeaseState:
         self.number = int(token)
         """The token as a plain number, readable after the end too: for events and errors."""
         self._token: Token | None = None
-        self.writes: OpenWrites | None = None
-        """The open transactions that the token has gone into. None before the token is read."""
+        self.older_transactions: tuple[object, ...] = ()
+        """The transactions that were open in the caller's thread at the grant."""
         self.permit = permit
         """The number of the permit, where the claim's mode is one."""
         self.timing = timing
@@ -163,8 +163,7 @@ class LeaseState:
         self.check()
         token = self._token
         if token is None:
-            self.writes = self.writes or OpenWrites()
-            token = remember_in(self.writes, Token(self.number, self.claim.token_holder(self.number)))
+            token = token_of_lease(self.number, self.claim.token_holder(self.number), self.older_transactions)
             self._token = token
         return token
 
@@ -217,11 +216,6 @@ class LeaseState:
         return self.held and self.held_for < self.keep_for
 
     @property
-    def left_open(self) -> bool:
-        """True if a transaction is open now in which the token was written, so that its commit comes later."""
-        return self.writes is not None and self.writes.are_open()
-
-    @property
     def lost_reason(self) -> LossReason | None:
         """
         Why the lease was lost; None while it is held, or when it was released in time.
@@ -263,16 +257,6 @@ class LeaseState:
         elif reason is LossReason.CLOSED and self.pid != os.getpid():
             detail = "it belongs to the parent of this process, which is a fork"
         return LeaseLostError(self.name, self.number, reason, detail)
-
-    def refuse_left_open(self) -> None:
-        """
-        Do nothing if every transaction in which the token was written has ended.
-
-        Raises:
-            UsageError: one is open.
-        """
-        if self.left_open:
-            raise late_commit(self.name, self.number)
 
     def report_stale(self, error: StaleTokenError) -> None:
         """A guard refused a write made under this lease."""
@@ -417,12 +401,9 @@ def raise_end(state: LeaseState, raised: BaseException | None) -> None:
 
     Raises:
         LeaseLostError: the lease was lost, and the body raised nothing of its own.
-        UsageError: it has left a transaction open in which it wrote.
     """
     if state.lost is not None:
         raise_loss(state, raised)
-    elif raised is None:
-        state.refuse_left_open()
 
 
 def raise_loss(state: LeaseState, raised: BaseException | None) -> None:

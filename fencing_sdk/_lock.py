@@ -144,7 +144,7 @@ class Lock(Uncopied):
         if end is not None and isinstance(end.raised, StaleTokenError):
             lease.report_stale(end.raised)
         await lease.keeper.release(lease)  # in the loop of the lease, as this is its task
-        if end is not None or lease.lost is not None or lease.left_open:
+        if end is not None or lease.lost is not None:
             scope.conclude(end, raised)
 
     def _take_scope(self, task: asyncio.Task[object] | None) -> LeaseScope:

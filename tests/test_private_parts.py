@@ -29,10 +29,10 @@ from anyio._backends import _asyncio
 from serving import serving
 
 import fencing_sdk
-from fencing_sdk import BackendRefusedError, ConfigurationError, Token
+from fencing_sdk import BackendRefusedError, ConfigurationError
 from fencing_sdk._values.drivers import WORKS
 from fencing_sdk._values.tasks import SteadyScope
-from fencing_sdk._values.token import OpenWrites, remember_in
+from fencing_sdk._values.token import token_of_lease
 from fencing_sdk.backends.redis.connection import dial as redis_dial
 from fencing_sdk.backends.redis.options import topology_from_client
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
@@ -251,7 +251,7 @@ async def write_by_django(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     parts = {"atomic_blocks": [block], "in_atomic_block": True, "commit_on_exit": True, "connection": object()}
     parts.pop(name, None)
     connection = SimpleNamespace(get_autocommit=lambda: False, **parts)
-    our_django._refuse_older(connection, remember_in(OpenWrites(), Token(1)), "seats/42")
+    our_django._refuse_older(connection, token_of_lease(1, None, ()), "seats/42")
 
 
 async def make_a_world(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -310,13 +310,6 @@ PARTS = [
     Part("kazoo", "_expand_client_hosts", HANDLER, {KAZOO}, open_zookeeper_connection),
     Part("kazoo", "_read_response", HANDLER, {KAZOO}, open_zookeeper_connection),
     Part("asyncpg", "_con", "asyncpg.pool", {"guards.sql._transaction"}, admit_on_a_pool),
-    Part(
-        "psycopg",
-        "_pool",
-        "psycopg.connection",
-        {"guards.sql._transaction"},
-        "guards/test_late_commits.py::test_a_connection_of_psycopgs_pool_is_not_judged",
-    ),
     Part(
         "aiohttp",
         "_get_ssl_context",

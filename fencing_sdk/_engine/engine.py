@@ -31,7 +31,6 @@ from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.tasks import retrieve, scope_class
 from fencing_sdk._values.timing import Timing
-from fencing_sdk._values.token import OpenWrites
 from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsShares
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.errors import BackendError, DrainingError, LossReason, NotAcquiredReason, StaleTokenError, UsageError
@@ -221,7 +220,7 @@ class Engine:
         deadline = timing.deadline(sent_at)
         lease = LeaseState(name, claim, grant.token, deadline, timing, self._clock, self, grant.permit)
         if (thread := waiting_thread()) is not None and thread.in_transactions:
-            lease.writes = OpenWrites(thread.in_transactions)
+            lease.older_transactions = thread.in_transactions
         lease.unanswered_calls = unanswered_calls  # before an observer hears of the lease, and may close the client
         self._heartbeat.add(lease, sent_at)
         if self._report.observed:

@@ -7,12 +7,8 @@ understood too. Whatever else arrives is an error: a number that is read differe
 Three forms share one grammar of number and holder: what we write, the same item as others may write it
 (`parse_token`), and the parts that a guard has stored (`token_of_parts`).
 
-A lease remembers the transactions that its token has gone into, while they are open: a write under a lock has to be
-committed before the lock is released. The next holder reads right afterwards, and a commit that comes later leaves
-it with the old row. A transaction does not show when it will be committed, so the lease looks for open ones when it is
-released, and refuses those that were open at its grant where these can be seen. A transaction that has admitted the
-token before it wrote may end later. Its fence stays locked until the commit, so the `admit` of the next holder waits
-for it.
+A token of a lease in this process also knows the transactions that were open in its thread at the grant, where an
+integration can see them: a write in one of these would be committed after the release, when the next holder has read.
 """
 
 from __future__ import annotations
@@ -21,9 +17,9 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import index
-from typing import NamedTuple, Self
+from typing import Self
 
-from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.errors import ConfigurationError, shown
 
 TOKEN_LIMIT = 2**53
 """Tokens stay below this: Lua, JavaScript and JSON compare larger numbers wrongly."""
@@ -38,7 +34,7 @@ class Token(int):
     """
 
     holder: str | None
-    _writes: OpenWrites | None = None
+    _older: tuple[object, ...] | None = None
 
     def __new__(cls, value: int, holder: str | None = None) -> Self:
         token = super().__new__(cls, index(value))  # int() would read " 34" and Arabic digits, and cut 3.7 to 3
@@ -50,63 +46,20 @@ class Token(int):
         return type(self), (int(self), self.holder)
 
 
-def remember_in(writes: OpenWrites, token: Token) -> Token:
-    """Have the lease of *token* remember the transactions that it goes into, and return it. For this package alone."""
-    token._writes = writes  # noqa: SLF001  (users have no use for it)
+def token_of_lease(number: int, holder: str | None, older: tuple[object, ...]) -> Token:
+    """Return the token of a lease of this process. *older* are the transactions that were open at its grant."""
+    token = Token(number, holder)
+    token._older = older  # noqa: SLF001  (users have no use for it)
     return token
 
 
-def writes_of(token: Token) -> OpenWrites | None:
-    """Return what the lease of *token* remembers, if it is a lease of this process. For this package alone."""
-    return token._writes  # noqa: SLF001  (likewise)
+def older_transactions(token: Token) -> tuple[object, ...] | None:
+    """Return the transactions that were open when *token* was granted; None if its lease is held elsewhere."""
+    return token._older  # noqa: SLF001  (likewise)
 
 
 transaction_looks: list[Callable[[], tuple[object, ...]]] = []
-"""What returns the transactions that are open in this thread: appended by integrations that can see them."""
-
-
-class _Noted(NamedTuple):
-    transaction: object
-    """Kept, so that no other object gets its id."""
-    is_open: Callable[[], bool]
-    admitted: bool
-
-
-class OpenWrites:
-    """The transactions of one lease. A resource notes its own from any thread."""
-
-    __slots__ = ("_noted", "older")
-
-    def __init__(self, older: tuple[object, ...] = ()) -> None:
-        self.older = older
-        """The transactions that were open at the grant."""
-        self._noted: dict[int, _Noted] = {}
-
-    def note(self, transaction: object, is_open: Callable[[], bool], *, admitted: bool) -> None:
-        """Note that the token was written in *transaction*, or *admitted*. The first note about a transaction stays."""
-        for key, noted in list(self._noted.items()):
-            if not noted.is_open():
-                self._noted.pop(key, None)
-        self._noted.setdefault(id(transaction), _Noted(transaction, is_open, admitted))
-
-    def has_admitted(self, transaction: object) -> bool:
-        """Return whether *transaction* has admitted the token before it wrote."""
-        noted = self._noted.get(id(transaction))
-        return noted is not None and noted.admitted
-
-    def are_open(self) -> bool:
-        """Return whether a transaction is open that has written the token without admitting it first."""
-        return any(not noted.admitted and noted.is_open() for noted in list(self._noted.values()))
-
-
-def late_commit(name: str, token: int) -> UsageError:
-    """Return the error that refuses a write: of a row, or under a lock of this *name*."""
-    return UsageError(
-        f"a transaction that writes {shown(name)} with token {token:d} would be committed after the lock is "
-        "released, when the next holder has read the old row; take the lock outside and begin the transaction inside "
-        "it (Django: with locks.lock(...), transaction.atomic(durable=True)), or admit the token by SqlGuard in the "
-        "transaction before it reads"
-    )
+"""Return the transactions that are open in this thread: appended by integrations that can see them."""
 
 
 HEADER = "Fencing-Token"

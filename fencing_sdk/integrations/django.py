@@ -24,9 +24,9 @@ with imported_from(None, "django"):
     from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from fencing_sdk._values.drivers import DIFFERS, KnownDriver
-from fencing_sdk._values.token import Token, check_token, late_commit, transaction_looks, writes_of
+from fencing_sdk._values.token import Token, check_token, older_transactions, transaction_looks
 from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError
+from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError, shown
 from fencing_sdk.guards.sql._protocols import SyncTransaction
 from fencing_sdk.integrations._incoming import GuardOptions
 from fencing_sdk.integrations._problem import MAPPED, problem_of
@@ -136,11 +136,11 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
 
     Commit before the lock is released: the next holder reads right afterwards, and a later commit leaves it with the
     old row. So a transaction that is older than the lease is refused, such as that of ``ATOMIC_REQUESTS`` where the
-    view takes the lock. The order that works is the lock outside and ``transaction.atomic(durable=True)`` inside. A
-    transaction in which a `SqlGuard` has admitted the token may be older. Let it do so before you read the row.
+    view takes the lock. The order that works is the lock outside and ``transaction.atomic(durable=True)`` inside. If
+    the transaction has to be older, admit the token by `SqlGuard` before you read, and write by ``update``.
 
-    Not promised: that a token is recognised whose lease is held elsewhere, such as that of a request, or that is a copy
-    of the number. Their transactions are taken as they are.
+    Not promised: that a transaction is refused that begins under the lock and is committed after its release; and
+    anything about a token whose lease is held elsewhere, such as that of a request, or that is a copy of the number.
 
     Args:
         row: A query for the row, of a model that has a `FenceField`: ``Seat.objects.filter(pk=42)``.
@@ -171,7 +171,6 @@ def write_fenced(row: Any, token: int, **values: object) -> bool:
     _refuse_older(connections[row.db], checked, name)
     row = row.filter(pk=keys[0])
     if row.filter(**{f"{column}__lte": int(checked)}).update(**{column: int(checked)}, **values):
-        _note(connections[row.db], checked)
         return True
     if connections[row.db].vendor == "mysql" and not connections[row.db].get_autocommit():
         row = row.select_for_update()  # a plain query may show the row as it was when the transaction began to read
@@ -186,25 +185,22 @@ def _refuse_older(connection: Any, token: Token, name: str) -> None:
     Refuse a transaction that was open when the lease of *token* was granted, or that no `atomic` ends.
 
     Raises:
-        UsageError: it is one of these, and has not admitted the token.
+        UsageError: it is one of these.
         BackendRefusedError: the installed Django does not keep its transactions where they are looked for.
     """
-    writes = writes_of(token)
-    if writes is None:
+    older = older_transactions(token)
+    if older is None:
         return
     with _DJANGO.known("write"):
         block = _outermost(connection)
         ends = connection.get_autocommit() or (connection.in_atomic_block and connection.commit_on_exit)
-    if not writes.has_admitted(connection.connection) and (not ends or block in writes.older):
-        raise late_commit(name, token)
-
-
-def _note(connection: Any, token: Token) -> None:
-    """Have the lease of *token* look for the end of the transaction, where the write was not committed at once."""
-    writes = writes_of(token)
-    block = None if writes is None else _outermost(connection)
-    if writes is not None and block is not None:
-        writes.note(connection.connection, lambda: block in connection.atomic_blocks, admitted=False)
+    if not ends or block in older:
+        msg = (
+            f"a transaction that writes {shown(name)} with token {token:d} would be committed after the lock is "
+            "released, when the next holder has read the old row; take the lock outside and begin the transaction "
+            "inside it: with locks.lock(...), transaction.atomic(durable=True)"
+        )
+        raise UsageError(msg)
 
 
 def _outermost(connection: Any) -> object | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -95,7 +94,6 @@ class Block:
 
         Raises:
             LeaseLostError: a lease is over, and the body raised nothing of its own.
-            UsageError: it has left a transaction open in which it wrote.
         """
         try:
             if isinstance(self.held, Lease):
@@ -288,8 +286,6 @@ class Lease(AnyLease):
     def release(self) -> None:
         """Release the lock. Idempotent and bounded, as `fencing_sdk.Lease.release`, whose errors it has."""
         self._release(None)
-        if sys.exception() is None:
-            self._state.refuse_left_open()
 
     def _release(self, raised: BaseException | None) -> None:
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has released it

@@ -26,7 +26,7 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.token import Token, check_token, writes_of
+from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens, refusal
@@ -253,8 +253,6 @@ class SqlGuard(Uncopied):
 
     def _admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
         yield from self._of(transaction).admit(transaction, tokens)
-        for token in tokens.values():
-            transaction.note(token, admitted=True)
 
     def _of(self, transaction: Transaction) -> FenceTable:
         return self._fences[transaction.dialect]
@@ -281,7 +279,7 @@ class FenceColumn:
     assignment the next stale write does.
 
     Commit before the lock is released, because the check covers the write and nothing that you read before. The
-    lock is outside and the transaction inside. The end of the lock's block refuses a transaction that is open there.
+    lock is outside and the transaction inside. Nothing refuses the other order.
 
     Not promised: that it distinguishes two holders of the same token (the column keeps no holder), and that
     it refuses an old holder before the new one's first write. For that, write the token alone before you read:
@@ -317,9 +315,6 @@ class FenceColumn:
         Connect to MySQL and MariaDB with ``client_flag=CLIENT.FOUND_ROWS``, as SQLAlchemy and Django do. Without it
         they do not count a row that the statement finds and leaves as it is.
 
-        Commit before the lock is released. The end of its block raises `UsageError` if the transaction is still open
-        there, unless a `SqlGuard` has admitted the token in it before.
-
         Raises:
             StaleTokenError: nothing was changed, because the row has seen a later token.
             UsageError: *transaction* is not a transaction, *outcome* is not one or is of several rows, the fence of the
@@ -328,7 +323,7 @@ class FenceColumn:
             ConfigurationError: *token* is not one.
         """
         checked, count = check_token(token), _count(outcome)
-        if count and self._wide_enough and writes_of(checked) is None:
+        if count and self._wide_enough:
             return True
         with self._reports.of_refusals(checked):
             return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
@@ -341,7 +336,7 @@ class FenceColumn:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `written`.
         """
         checked, count = check_token(token), _count(outcome)
-        if count and self._wide_enough and writes_of(checked) is None:
+        if count and self._wide_enough:
             return True
         with self._reports.of_refusals(checked):
             return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
@@ -375,10 +370,7 @@ class FenceColumn:
     def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> Steps[bool]:
         if not self._wide_enough:
             yield from self._check(transaction)
-        if not count:
-            return (yield from self._why(transaction, key, token))
-        transaction.note(token, admitted=False)
-        return True
+        return True if count else (yield from self._why(transaction, key, token))
 
     def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
         """

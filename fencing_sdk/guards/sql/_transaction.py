@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 from fencing_sdk._values.drivers import KnownDriver
-from fencing_sdk._values.token import Token, writes_of
 from fencing_sdk.errors import UnsupportedError, UsageError
 from fencing_sdk.guards.sql import _mysql_drivers as mysql
 from fencing_sdk.guards.sql._protocols import (
@@ -30,8 +29,6 @@ from fencing_sdk.guards.sql._protocols import (
     AsyncpgConnection,
     AwaitedMysqlConnection,
     BlockingMysqlConnection,
-    HasTransaction,
-    SqliteDriverConnection,
 )
 
 T = TypeVar("T")
@@ -166,11 +163,6 @@ def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[],
     return lambda: cast("_PsycopgConnection", connection).info.transaction_status not in _NOT_OPEN
 
 
-def is_pooled(connection: object) -> bool:
-    """Return whether this is a connection of psycopg's pool, which others use later. asyncpg's pool makes proxies."""
-    return getattr(connection, "_pool", None) is not None
-
-
 def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:
     """Return a callable that fetches rows through *connection*."""
 
@@ -209,7 +201,7 @@ def _tuples(cursor: object) -> Callable[[Sequence[object]], Row]:  # noqa: ARG00
 class Transaction:
     """A transaction of the caller. This class never begins, commits or rolls back."""
 
-    __slots__ = ("_alchemy", "awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
+    __slots__ = ("awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
 
     dialect: str
     """SQLAlchemy's name of the dialect."""
@@ -234,7 +226,6 @@ class Transaction:
             UnsupportedError: SqlGuard does not support its database or its driver.
         """
         self.fetching, self.awaiting, self.placeholder = None, None, "%s"
-        self._alchemy: HasTransaction | None = None
         if is_asyncpg(transaction):
             self.dialect, self.driver, self.begins = POSTGRESQL, own_connection(transaction), False
             self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
@@ -257,30 +248,6 @@ class Transaction:
             self.fetching = mysql.fetch_blocking(transaction)
         else:
             self._recognise_alchemy(_alchemy_connection(transaction))
-            self._alchemy = cast("HasTransaction", transaction() if callable(transaction) else transaction)
-
-    def note(self, token: Token, *, admitted: bool) -> None:
-        """
-        Have the lease of *token*, if it is one of this process, look for the end of this transaction.
-
-        *admitted*: the fence of the token is locked until then.
-        """
-        writes = writes_of(token)
-        # Then it may be open later for another caller, or look as if it were.
-        hidden = is_pooled(self.driver) or mysql.hides_its_transaction(self.driver)
-        if writes is not None and (admitted or not hidden) and self.is_open():  # else the driver has committed at once
-            # SQLAlchemy's own: that of a session may end before that of its connection.
-            end = None if self._alchemy is None else self._alchemy.get_transaction()
-            writes.note(self.driver, self.is_open if end is None else lambda: end.is_active, admitted=admitted)
-
-    def is_open(self) -> bool:
-        """Return whether a transaction is open on the connection now."""
-        try:
-            if self.dialect == SQLITE:
-                return cast("SqliteDriverConnection", self.driver).in_transaction
-            return self.begun()
-        except Exception:  # noqa: BLE001  (of any driver: the connection was closed, or a pool took it back)
-            return False
 
     def _recognise_alchemy(self, alchemy: AlchemyConnection) -> None:
         self.dialect = dialect_of(alchemy.dialect.name)
