@@ -10,12 +10,11 @@ import inspect
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._engine.terms import Backoff
 from fencing_sdk._values.claim import check_name
-from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.reports import LABEL_LIMIT
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Backend, Guard, SupportsShares
@@ -92,16 +91,6 @@ def check_shares(backend: Backend, what: str) -> None:
     if not isinstance(backend, SupportsShares):
         msg = f"{backend_name(backend)} has no {what}: its store lets one owner hold a name"
         raise UnsupportedError(msg)
-
-
-def check_clock(clock: object) -> Clock:
-    """Return the clock of deadlines; None means the default one."""
-    if clock is None:
-        return BootClock()
-    if isinstance(clock, type) or not callable(getattr(clock, "now", None)):
-        msg = f"clock must be an object whose now() returns monotonic seconds, not {shown(clock)}"
-        raise ConfigurationError(msg)
-    return cast("Clock", clock)
 
 
 def check_flag(flag: object, parameter: str) -> bool:

@@ -20,9 +20,7 @@ from fencing_sdk._arguments import (
     LockOptions,
     check_backend,
     check_backoff,
-    check_clock,
     check_fences,
-    check_flag,
     check_label,
     check_threads_are_real,
 )
@@ -34,10 +32,10 @@ from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.claim import Holder, check_name, check_namespace, in_namespace, name_for
-from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import Observer, Observers
-from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Seconds, Timing, check_drift, patience, seconds
+from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, Timing, patience, seconds
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError
 
@@ -64,13 +62,6 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 
         observers: Callables that receive every event, such as `Acquired` and `Lost`.
 
-        drift: How much faster or slower than ours the store's clock may run, as a fraction. 0.01 by default.
-
-        clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
-
-        watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
-            a heartbeat is overdue.
-
         drain: Seconds for which closing the client lets bodies go on, as `drain` does. None ends them at once.
 
         open_wait: Seconds for which opening the client waits for a store that is away. 0, the default, asks once. None
@@ -90,9 +81,6 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         *,
         namespace: str = "",
         observers: Sequence[Observer] = (),
-        drift: float = DEFAULT_DRIFT,
-        clock: Clock | None = None,
-        watch_stalls: bool = True,
         drain: Seconds | None = None,
         open_wait: Seconds | None = 0.0,
         label: str | None = None,
@@ -102,9 +90,8 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._backend = backend
         self._namespace = check_namespace(namespace)
         self._observers = Observers(observers)
-        self._drift = check_drift(drift)
-        self._clock = check_clock(clock)
-        self._watch_stalls = check_flag(watch_stalls, "watch_stalls")
+        self._clock: Clock = BootClock()
+        self._watch_stalls = True
         self._drain = None if drain is None else seconds(drain, "drain")
         self._open_wait = None if open_wait is None else seconds(open_wait, "open_wait")
         self._label = check_label(label)
@@ -209,7 +196,6 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             ttl=ttl,
             safety_buffer=safety_buffer,
             heartbeat_interval=heartbeat_interval,
-            drift=self._drift,
             max_hold=max_hold,
         )
         name = check_name(name)
@@ -446,3 +432,9 @@ async def enter(client: LockClient, *, lazily: bool) -> None:
 def drain_of(client: LockClient) -> float | None:
     """Return the seconds for which closing *client* lets bodies go on. For this package alone."""
     return client._drain  # noqa: SLF001  (the one door to it)
+
+
+def on_clock(client: LockClient, clock: Clock) -> LockClient:
+    """Have *client* measure its leases by *clock*, without the thread that looks for stalls. For simulations alone."""
+    client._clock, client._watch_stalls = clock, False  # noqa: SLF001  (no option: users have one clock)
+    return client

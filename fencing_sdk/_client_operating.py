@@ -208,7 +208,6 @@ class OperatingClient(ABC):
             namespace=self._namespace,
             over=seconds(over, "over", high=_LONGEST_DIAGNOSIS),
             ttl=check_ttl(ttl),
-            drift=self._drift,
         )
 
 

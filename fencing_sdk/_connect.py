@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 from fencing_sdk._arguments import check_backend, check_threads_are_real
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observer, Observers, logger
-from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
+from fencing_sdk._values.timing import Seconds
 from fencing_sdk._values.token import ENV_RECORD, ENV_URL, ENV_URL_FILE, ENV_WITHHELD
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
@@ -25,9 +24,6 @@ def connect(
     *,
     namespace: str = "",
     observers: Sequence[Observer] = (),
-    drift: float = DEFAULT_DRIFT,
-    clock: Clock | None = None,
-    watch_stalls: bool = True,
     drain: Seconds | None = None,
     open_wait: Seconds | None = 0.0,
     label: str | None = None,
@@ -46,13 +42,6 @@ def connect(
             namespace ``a:b``. Fences have none: lock ``c`` raises the fence of ``c`` in each namespace.
 
         observers: Callables that receive every event.
-
-        drift: How much faster or slower than ours the store's clock may run, as a fraction. 0.01 by default.
-
-        clock: The monotonic clock of deadlines. The default goes on while the machine is suspended.
-
-        watch_stalls: Whether a sleeping thread looks for the code that blocks the event loop when
-            a heartbeat is overdue.
 
         drain: Seconds for which closing the client lets bodies go on: for the lifespan of an application.
 
@@ -91,9 +80,6 @@ def connect(
         backend,
         namespace=namespace,
         observers=observers,
-        drift=drift,
-        clock=clock,
-        watch_stalls=watch_stalls,
         drain=drain,
         open_wait=open_wait,
         label=label,

@@ -38,7 +38,7 @@ from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.reports import say_ended
 from fencing_sdk._values.tasks import outlast_cancellation
-from fencing_sdk._values.timing import MIN_TTL, RELEASE_LIMIT
+from fencing_sdk._values.timing import DRIFT, MIN_TTL, RELEASE_LIMIT
 from fencing_sdk.abc import Backend, SupportsTransfer
 from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError, LossReason, shown
 
@@ -325,7 +325,7 @@ class Parking:
 
     async def _renew(self) -> Renewal | Revoked:
         timing = self._lease.timing
-        ttl = max(MIN_TTL, self._left() / (1 - timing.drift))  # the store's clock may be the quicker one
+        ttl = max(MIN_TTL, self._left() / (1 - DRIFT))  # the store's clock may be the quicker one
         limit = min(timing.heartbeat_interval, max(self._deadline - self._clock.now(), MIN_TTL))
         try:
             return await self._store_calls.ask("renew", lambda: self._keep(ttl), limit)

@@ -1,9 +1,9 @@
 """
 The arithmetic of a lease, and the refusal of every mix of numbers that cannot be safe.
 
-    deadline = sent_at + ttl * (1 - drift) - safety_buffer
+    deadline = sent_at + ttl * (1 - DRIFT) - safety_buffer
 
-``sent_at`` is the local clock before the request left, so a slow answer buys no time. ``drift``
+``sent_at`` is the local clock before the request left, so a slow answer buys no time. `DRIFT`
 covers clocks that run at different rates, the buffer covers what happens after the deadline: the
 delivery of the cancellation and the last write on its way. (Gray & Cheriton, "Leases", SOSP 1989;
 the ordering of the numbers is that of kubernetes/client-go's leader election.)
@@ -23,9 +23,10 @@ Seconds = float | timedelta
 DEFAULT_TTL = 15.0
 MIN_TTL = 0.05
 MAX_TTL = 86_400.0
-DEFAULT_DRIFT = 0.01
-MAX_DRIFT = 0.5
+DRIFT = 0.01
+"""How much faster than ours the store's clock may run, as a fraction."""
 MIN_INTERVAL = 0.001
+"""Seconds between heartbeats: microseconds that are passed for seconds must not flood the store."""
 RELEASE_LIMIT = 2.0
 """Seconds for which a caller waits for its release, and the closing of a client for a waiter that leaves a line."""
 BUFFER, INTERVAL = "safety_buffer", "heartbeat_interval"
@@ -52,7 +53,13 @@ def seconds(value: object, parameter: str, *, low: float = 0.0, high: float = ma
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"{parameter} must be seconds as an int or a float, or a timedelta, not {type(value).__name__}"
         raise ConfigurationError(msg)
-    number = _finite(value, parameter)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        msg = f"{parameter} must be finite, got {shown(number)}"
+        raise ConfigurationError(msg)
     if number < low or (above and number == low):
         msg = f"{parameter} must be {'more than' if above else 'at least'} {low:g} s, got {number:g}"
         raise ConfigurationError(msg)
@@ -67,33 +74,9 @@ def patience(wait: object) -> float | None:
     return None if wait is None else seconds(wait, "wait")
 
 
-def _finite(value: float, parameter: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        msg = f"{parameter} must be finite, got {shown(number)}"
-        raise ConfigurationError(msg)
-    return number
-
-
 def check_ttl(ttl: object) -> float:
     """Return *ttl* in seconds if a lease can live on it: 50 ms to one day."""
     return seconds(ttl, "ttl", low=MIN_TTL, high=MAX_TTL)
-
-
-def check_drift(drift: object) -> float:
-    """Return the tolerated difference of two clocks' rates, as a fraction from 0 to 0.5."""
-    if isinstance(drift, bool) or not isinstance(drift, int | float) or not 0 <= drift <= MAX_DRIFT:
-        msg = f"drift must be a fraction from 0 to {MAX_DRIFT}, got {shown(drift)}"
-        raise ConfigurationError(msg)
-    return float(drift)
-
-
-def _check_interval(interval: object) -> float:
-    """A floor keeps a slip of the pen, such as microseconds for seconds, from flooding the store."""
-    return seconds(interval, INTERVAL, low=MIN_INTERVAL)
 
 
 def _rounded_down(number: float) -> str:
@@ -109,7 +92,6 @@ class Timing:
     ttl: float
     safety_buffer: float
     heartbeat_interval: float
-    drift: float = DEFAULT_DRIFT
     max_hold: float | None = None
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """The numbers that the user has set: the others follow the ttl that the store grants."""
@@ -129,7 +111,6 @@ class Timing:
         ttl: Seconds = DEFAULT_TTL,
         safety_buffer: Seconds | None = None,
         heartbeat_interval: Seconds | None = None,
-        drift: float = DEFAULT_DRIFT,
         max_hold: Seconds | None = None,
     ) -> Timing:
         """
@@ -140,10 +121,10 @@ class Timing:
                 heartbeat and the deadline; the message says which number to change.
         """
         try:
-            return _built(ttl, safety_buffer, heartbeat_interval, drift, max_hold)
+            return _built(ttl, safety_buffer, heartbeat_interval, max_hold)
         except Exception:  # noqa: BLE001, S110  (bad input, whose hash may raise anything: the checks below name it)
             pass
-        return _build(ttl, safety_buffer, heartbeat_interval, drift, max_hold)
+        return _build(ttl, safety_buffer, heartbeat_interval, max_hold)
 
     def refuse_what_cannot_be_safe(self) -> None:
         """Check the numbers against each other."""
@@ -151,7 +132,7 @@ class Timing:
         if misfit == BUFFER:
             msg = (
                 f"safety_buffer={self.safety_buffer:g} leaves nothing of ttl={self.ttl:g} "
-                f"(drift={self.drift:g}); make the buffer smaller or the ttl larger"
+                f"(less {DRIFT:.0%} for clocks that drift); make the buffer smaller or the ttl larger"
             )
             raise ConfigurationError(msg)
         if misfit == INTERVAL:
@@ -177,7 +158,6 @@ class Timing:
             ttl,
             self.safety_buffer if BUFFER in self.given else None,
             self.heartbeat_interval if INTERVAL in self.given else None,
-            drift=self.drift,
             max_hold=self.max_hold,
         )
         misfit = _too_large(shorter)
@@ -194,7 +174,7 @@ class Timing:
 
     def validity(self, ttl: float) -> float:
         """Return the seconds that a grant of *ttl* may be used, counted from before its request."""
-        return ttl * (1 - self.drift) - self.safety_buffer
+        return ttl * (1 - DRIFT) - self.safety_buffer
 
     def deadline(self, sent_at: float) -> float:
         """The local moment the lease ends when the request left at *sent_at*."""
@@ -219,29 +199,24 @@ def _build(
     ttl: Seconds,
     safety_buffer: Seconds | None,
     heartbeat_interval: Seconds | None,
-    drift: float,
     max_hold: Seconds | None,
 ) -> Timing:
     timing = _filled(
         check_ttl(ttl),
         None if safety_buffer is None else seconds(safety_buffer, BUFFER),
-        None if heartbeat_interval is None else _check_interval(heartbeat_interval),
-        drift=check_drift(drift),
+        None if heartbeat_interval is None else seconds(heartbeat_interval, INTERVAL, low=MIN_INTERVAL),
         max_hold=None if max_hold is None else seconds(max_hold, "max_hold", above=True),
     )
     timing.refuse_what_cannot_be_safe()
     return timing
 
 
-def _filled(
-    ttl: float, buffer: float | None, interval: float | None, *, drift: float, max_hold: float | None
-) -> Timing:
+def _filled(ttl: float, buffer: float | None, interval: float | None, *, max_hold: float | None) -> Timing:
     """Fill in what is None with the default for *ttl*. Whether the numbers fit together is not checked."""
     timing = Timing(
         ttl=ttl,
         safety_buffer=ttl / 5 if buffer is None else buffer,
         heartbeat_interval=math.inf if interval is None else interval,
-        drift=drift,
         max_hold=max_hold,
         given=frozenset(name for name, number in ((BUFFER, buffer), (INTERVAL, interval)) if number is not None),
     )

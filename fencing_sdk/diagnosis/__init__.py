@@ -22,7 +22,7 @@ import anyio
 from fencing_sdk._values.claim import in_namespace, new_owner
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.reports import Finding, Severity, error, note, warning
-from fencing_sdk._values.timing import DEFAULT_DRIFT, DEFAULT_TTL, Timing
+from fencing_sdk._values.timing import DEFAULT_TTL, DRIFT, Timing
 from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
 from fencing_sdk.diagnosis.checks import diagnosis_of, too_slow
 from fencing_sdk.diagnosis.measuring import PauseWatch, StoreTimes, clock_source, time_renewals, watching_pauses
@@ -48,7 +48,6 @@ async def examine(
     namespace: str = "",
     over: float = 5.0,
     ttl: float = DEFAULT_TTL,
-    drift: float = DEFAULT_DRIFT,
 ) -> Diagnosis:
     """
     Diagnose the store behind *backend*, and this process. It lasts *over* seconds, and a bounded time more.
@@ -67,8 +66,6 @@ async def examine(
         over: Seconds for which pauses and renewals are measured.
 
         ttl: Seconds of the locks in use: what is measured is judged by them.
-
-        drift: The drift that the client allows for, as a fraction.
     """
     store = diagnosis_of(backend)
     name = in_namespace(namespace, f"fencing-doctor/{new_owner()[:12]}")
@@ -85,7 +82,7 @@ async def examine(
         if test.tokens:  # else the self-test has reported why no lock can be taken
             findings += await time_renewals(backend, store, name, over, times)
     measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
-    findings += _judged(measured, times, Timing.build(ttl=ttl, drift=drift), woken=test.woken)
+    findings += _judged(measured, times, Timing.build(ttl=ttl), woken=test.woken)
     return Diagnosis(in_order(findings), measured, advise(measured))
 
 
@@ -170,18 +167,17 @@ def _judged(measured: Measurements, times: StoreTimes, timing: Timing, *, woken:
         what, reason = f"the clock source is {measured.clock_source}", "the clock may stand still, or run unevenly"
         fix = "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource"
         found.append(warning("machine.clock-source", what, reason, fix))
-    return [*found, *_clocks(times, timing.drift)]
+    return [*found, *_clocks(times)]
 
 
-def _clocks(times: StoreTimes, allowed: float) -> list[Finding]:
+def _clocks(times: StoreTimes) -> list[Finding]:
     found: list[Finding] = []
-    if times.drift is not None and abs(times.drift) - times.drift_error > allowed:
+    if times.drift is not None and abs(times.drift) - times.drift_error > DRIFT:
         what = (
-            f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * allowed:g} % are allowed"
+            f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * DRIFT:g} % are allowed"
         )
         reason = "the store may hand a lock on before its holder's deadline"
-        fix = f"fix the clock that is wrong, or pass drift={2 * abs(times.drift):.3f} to connect()"
-        found.append(error("machine.drift", what, reason, fix))
+        found.append(error("machine.drift", what, reason, "fix the clock that is wrong"))
     if times.difference is not None and abs(times.difference) > _LARGEST_DIFFERENCE:
         what = f"the store's clock is {times.difference:+.1f} s from this machine's"
         reason = "one of the two is not synchronised; after a failover to a clock that is behind, tokens could fall"

@@ -22,10 +22,9 @@ from fencing_sdk._connect import connect as _connect
 from fencing_sdk._lease import AnyLease, current_token
 from fencing_sdk._lease import innermost as _innermost
 from fencing_sdk._values.claim import Holder, Waiting
-from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.reports import Status
-from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds
+from fencing_sdk._values.timing import Seconds
 from fencing_sdk._values.token import Token
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import (
@@ -116,9 +115,6 @@ def connect(
     *,
     namespace: str = "",
     observers: Sequence[Observer] = (),
-    drift: float = DEFAULT_DRIFT,
-    clock: Clock | None = None,
-    watch_stalls: bool = True,
     drain: Seconds | None = None,
     open_wait: Seconds | None = 0.0,
     label: str | None = None,
@@ -140,9 +136,6 @@ def connect(
             url,
             namespace=namespace,
             observers=observers,
-            drift=drift,
-            clock=clock,
-            watch_stalls=watch_stalls,
             drain=drain,
             open_wait=open_wait,
             label=label,

@@ -63,9 +63,9 @@ class StageWorld(World):
         super().__init__(seed)
         self.clients: list[WorldClient] = []
 
-    def client(self, name: str, *, clock_rate: float = 1.0, drift: float = 0.01) -> WorldClient:
+    def client(self, name: str, *, clock_rate: float = 1.0) -> WorldClient:
         """See `World.client`."""
-        client = super().client(name, clock_rate=clock_rate, drift=drift)
+        client = super().client(name, clock_rate=clock_rate)
         self.clients.append(client)
         return client
 

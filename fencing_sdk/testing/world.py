@@ -28,10 +28,10 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient, on_clock
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.claim import check_name
-from fencing_sdk._values.timing import DEFAULT_DRIFT, Seconds, seconds
+from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
@@ -115,7 +115,7 @@ class World:
         """What happened, a line each: every message when it is sent, every event of a client, every pause."""
         return list(self._kernel.timeline.history)
 
-    def client(self, name: str, *, clock_rate: float = 1.0, drift: float = DEFAULT_DRIFT) -> WorldClient:
+    def client(self, name: str, *, clock_rate: float = 1.0) -> WorldClient:
         """
         Add a process with a client of the lock service.
 
@@ -124,13 +124,11 @@ class World:
 
             clock_rate: Seconds that its clock shows after one second.
 
-            drift: What the client believes about the rates of clocks, as for `LockClient`.
-
         Raises:
             ConfigurationError: an argument cannot work, or the name is taken.
         """
         process = self._kernel.new_process(name, clock_rate=seconds(clock_rate, "clock_rate", above=True))
-        return WorldClient(self, self._kernel, process, drift)
+        return WorldClient(self, self._kernel, process)
 
     def unfenced_store(self, name: str = "store") -> UnfencedStore:
         """Add a resource that takes every write."""
@@ -188,7 +186,7 @@ class WorldClient:
     as it would anywhere. ``sync_locks`` is for plain code, which the test calls by itself, such as a view of Django.
     """
 
-    def __init__(self, world: object, kernel: Kernel, process: Process, drift: float) -> None:
+    def __init__(self, world: object, kernel: Kernel, process: Process) -> None:
         self._world = world  # which lives as long as any of its clients
         self._kernel = kernel
         self._process = process
@@ -196,13 +194,8 @@ class WorldClient:
         """Its way to the lock service and to the stores."""
         self.events: list[Event] = []
         """The events that its `LockClient` reported to its observers."""
-        self.locks = LockClient(
-            WorldBackend(self.link, kernel.service),
-            observers=[self.events.append, _historian(kernel.timeline, process.name)],
-            drift=drift,
-            clock=process.clock,
-            watch_stalls=False,  # a thread, on real time
-        )
+        observers = [self.events.append, _historian(kernel.timeline, process.name)]
+        self.locks = on_clock(LockClient(WorldBackend(self.link, kernel.service), observers=observers), process.clock)
         """The real client, open in this process."""
         self.sync_locks = client_for_threads(self.locks, kernel, process)
         """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 from fencing_sdk import BackendUnavailableError, LeaseLostError, Lock, LockClient, LossReason, StaleTokenError
+from fencing_sdk._client import on_clock
 from fencing_sdk._lease import Lease
 from fencing_sdk.abc import Backend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -121,7 +122,7 @@ class ClientsAndModel(RuleBasedStateMachine):
         self.clock = SteppedClock()
         self.runner = asyncio.Runner()
         self.bench = self.store.make(self.clock)
-        self.clients = [LockClient(self.bench.connect(), clock=self.clock, watch_stalls=False) for _ in range(2)]
+        self.clients = [on_clock(LockClient(self.bench.connect()), self.clock) for _ in range(2)]
         self.tenures: list[Tenure] = []
         self.leases: list[Lease | None] = []  # kept until their client is closed, also where there should be none
         self.last: dict[str, int] = {}

@@ -11,7 +11,7 @@ import random
 
 import pytest
 from campaigns import amount
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason
@@ -139,7 +139,7 @@ class History:
 
 async def play(store: DistantStore, dice: random.Random) -> History:
     history = History(store, dice)
-    clients = [LockClient(store, clock=LoopClock(), watch_stalls=False) for _ in range(4)]
+    clients = [on_clock(LockClient(store), LoopClock()) for _ in range(4)]
     for client in clients:
         await client.__aenter__()
     try:

@@ -14,7 +14,7 @@ from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import OPERATIONS, LedgerBackend, Tracks
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import CALL_LIMIT, state_of
+from inside import CALL_LIMIT, on_clock, state_of
 from patience import until, wait_until
 
 from fencing_sdk import (
@@ -29,7 +29,7 @@ from fencing_sdk import (
 )
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.lease_group import Schedule
-from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL, MIN_TTL, Timing
+from fencing_sdk._values.timing import DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.abc import Renewal
 from fencing_sdk.events import Lost, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
@@ -415,18 +415,15 @@ class FastClock:
         return (CLOCK.now() - self.began) * self.rate
 
 
-@pytest.mark.parametrize(
-    ("rate", "drift", "buffer"), [(1.01, 0.01, 0.02), (1.3, 0.3, 0.05)], ids=["one per cent", "thirty per cent"]
-)
-async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps(rate, drift, buffer):
+async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps():
     """14: the store expires early by our clock; the drift allowance has ended the holder's lease before."""
-    store = LedgerBackend(clock=FastClock(rate))
+    store = LedgerBackend(clock=FastClock(1 + DRIFT))
     link = FaultyBackend(store)
     tracks = Tracks()
-    async with LockClient(link, drift=drift) as holder, LockClient(store, drift=drift) as heir:
+    async with LockClient(link) as holder, LockClient(store) as heir:
 
         async def work():
-            async with holder.lock("seats/42", ttl=2.0, safety_buffer=buffer, heartbeat_interval=0.1) as lease:
+            async with holder.lock("seats/42", ttl=2.0, safety_buffer=0.02, heartbeat_interval=0.1) as lease:
                 await tracks.walk(lease)
 
         working = asyncio.create_task(work())
@@ -445,15 +442,14 @@ async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps(rate, drif
 
 @given(
     ttl=st.floats(MIN_TTL, MAX_TTL),
-    drift=st.floats(0, MAX_DRIFT),
     share=st.floats(0, 1),
     error=st.floats(-1, 1),
 )
-def test_mode_14_within_the_allowance_the_deadline_comes_first(ttl, drift, share, error):
-    """14: for every clock that errs by no more than *drift*, in both directions."""
+def test_mode_14_within_the_allowance_the_deadline_comes_first(ttl, share, error):
+    """14: for every clock that errs by no more than `DRIFT`, in both directions."""
     with contextlib.suppress(ConfigurationError):
-        timing = Timing.build(ttl=ttl, safety_buffer=ttl * share, drift=drift)
-        rate = 1 + drift * error
+        timing = Timing.build(ttl=ttl, safety_buffer=ttl * share)
+        rate = 1 + DRIFT * error
         expires = ttl / rate
         assert timing.deadline(0.0) <= expires * (1 + 1e-12)
 
@@ -473,7 +469,7 @@ async def test_mode_14_a_suspended_machine_wakes_up_without_its_lease():
     clock = SuspendedClock()
     store = LedgerBackend(clock=clock)
     log = Log()
-    async with LockClient(store, clock=clock, observers=[log]) as locks:
+    async with on_clock(LockClient(store, observers=[log]), clock) as locks:
         began = CLOCK.now()
         with pytest.raises(LeaseLostError) as lost:
             async with locks.lock("seats/42", ttl=40.0, heartbeat_interval=0.5) as lease:
@@ -499,7 +495,7 @@ async def test_mode_14_a_grant_that_slept_on_its_way_is_not_used():
             return answer
 
     store = Asleep(clock=clock)
-    async with LockClient(store, clock=clock) as locks, locks.lock("seats/42", ttl=10.0, wait=120) as lease:
+    async with on_clock(LockClient(store), clock) as locks, locks.lock("seats/42", ttl=10.0, wait=120) as lease:
         assert len(store.of("acquire")) == 2
         assert store.of("acquire")[-1].token == lease.token
         assert lease.remaining > 0
@@ -515,15 +511,14 @@ def share_or(*others: float | None) -> st.SearchStrategy:
     ttl=st.floats(MIN_TTL, MAX_TTL) | st.integers(1, 86_400),
     buffer=share_or(None, 1.0, 2.0),
     interval=share_or(None, 1.0, 1e-9),
-    drift=st.just(0.01) | st.floats(0, MAX_DRIFT),
     max_hold=share_or(None, 10.0),
 )
-def test_mode_15_whatever_is_accepted_leaves_room_for_two_renewals(ttl, buffer, interval, drift, max_hold):
+def test_mode_15_whatever_is_accepted_leaves_room_for_two_renewals(ttl, buffer, interval, max_hold):
     """15: two attempts fit between a beat and the deadline, and the deadline does not lie after the store's."""
     parts = {"safety_buffer": buffer, "heartbeat_interval": interval, "max_hold": max_hold}
     options = {name: None if part is None else part * ttl for name, part in parts.items()}
     try:
-        timing = Timing.build(ttl=ttl, drift=drift, **options)
+        timing = Timing.build(ttl=ttl, **options)
     except ConfigurationError:
         return
     deadline = timing.deadline(0.0)
@@ -533,10 +528,10 @@ def test_mode_15_whatever_is_accepted_leaves_room_for_two_renewals(ttl, buffer, 
     assert 0 < timing.call_limit < deadline
 
 
-@given(ttl=st.floats(MIN_TTL, MAX_TTL), drift=st.just(0.01) | st.floats(0, MAX_DRIFT))
-def test_mode_15_the_defaults_fit_every_ttl(ttl, drift):
+@given(ttl=st.floats(MIN_TTL, MAX_TTL))
+def test_mode_15_the_defaults_fit_every_ttl(ttl):
     """15: a ttl alone is always accepted, and its deadline lies strictly before the store's."""
-    timing = Timing.build(ttl=ttl, drift=drift)
+    timing = Timing.build(ttl=ttl)
     assert timing.deadline(0.0) < ttl
     assert 3 * timing.heartbeat_interval <= timing.validity(ttl)
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from inside import LoopClock, state_of
+from inside import LoopClock, on_clock, state_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LockClient
@@ -38,7 +38,7 @@ async def test_ten_thousand_leases_cost_one_task_and_a_few_calls_and_none_is_los
     store = CountingBackend()
     lost: list[Lost] = []
     observers = [lambda event: lost.append(event) if isinstance(event, Lost) else None]
-    async with LockClient(store, clock=LoopClock(), watch_stalls=False, observers=observers) as locks:
+    async with on_clock(LockClient(store, observers=observers), LoopClock()) as locks:
         idle = len(asyncio.all_tasks())
         leases = []
         for start in range(0, LEASES, 500):

@@ -373,7 +373,7 @@ def test_max_hold_counts_from_the_moment_at_which_both_are_held(play, stage):
 @pytest.mark.parametrize("kind", ["redis-py"], indirect=True)
 def test_the_old_lock_outlives_the_lease_of_a_loop_that_stood_still(stage):
     async def scenario():
-        async with connect(MemoryBackend(), watch_stalls=False) as locks:
+        async with connect(MemoryBackend()) as locks:
             lock = beside(locks.lock("report", ttl=8.0, safety_buffer=5.5), stage.for_tasks("report"))
             with pytest.raises(LeaseLostError) as caught:
                 async with lock as lease:

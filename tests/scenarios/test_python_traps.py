@@ -55,7 +55,7 @@ from fencing_sdk.testing import FaultyBackend
 
 store = MemoryBackend(tokens="counter")
 network = FaultyBackend(store)
-locks = LockClient(network, watch_stalls=False)
+locks = LockClient(network)
 logging.getLogger("fencing_sdk").setLevel("ERROR")  # warnings about faults and a busy machine are in order
 
 def say(*words):

@@ -153,7 +153,7 @@ def test_a_lock_that_was_made_before_a_fork_names_the_child_that_holds_it(tmp_pa
 import asyncio, json, os
 import fencing_sdk, fencing_sdk.sync
 
-tasks, threads = fencing_sdk.connect("memory://", watch_stalls=False), fencing_sdk.sync.connect({url!r})
+tasks, threads = fencing_sdk.connect("memory://"), fencing_sdk.sync.connect({url!r})
 lock, other = tasks.lock("a"), threads.lock("b")
 
 async def seen():

@@ -24,8 +24,8 @@ def cut_off(script: Script) -> Script:
     """Bodies that go on for longer than a ttl without a store."""
     long = tuple(replace(visit, lasts=2 * script.ttl) for visit in script.visits)
     cuts = tuple(Fault(visit.at + 0.1, "cut", visit.client, 2 * script.ttl) for visit in script.visits[:3])
-    rates = (*(0.99 for _ in script.rates[:-1]), 1.01)
-    return replace(script, drift=0.05, rates=rates, visits=long, faults=cuts)
+    rates = (*(0.9955 for _ in script.rates[:-1]), 1.0045)
+    return replace(script, rates=rates, visits=long, faults=cuts)
 
 
 def failing_bodies(script: Script) -> Script:
@@ -55,7 +55,7 @@ def _away_for_long(script: Script, how: str) -> Script:
     away = tuple(Fault(at, how, lasts=0.5 * script.ttl) for at in times)
     long = tuple(replace(visit, body="sleep", lasts=2 * script.ttl, wait=None) for visit in script.visits)
     rates = tuple(1.0 for _ in script.rates)
-    return replace(script, ttl=1.0, buffer=None, drift=0.01, rates=rates, visits=long, faults=away)
+    return replace(script, ttl=1.0, buffer=None, rates=rates, visits=long, faults=away)
 
 
 def slow_cancelled(script: Script) -> Script:

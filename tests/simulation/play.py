@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fencing_sdk._values.timing import Timing
+from fencing_sdk._values.timing import DRIFT, Timing
 from fencing_sdk.testing._loop import never
 from fencing_sdk.testing.history import Report, check
 from tests.simulation.mishaps import Mishaps
@@ -56,11 +56,11 @@ def play(script: Script) -> History:
 
 def _rhythm(script: Script) -> dict[str, float]:
     """The numbers by which promise P6 says how long a silence costs nothing."""
-    timing = Timing.build(ttl=script.ttl, safety_buffer=script.safety_buffer, drift=script.drift)
+    timing = Timing.build(ttl=script.ttl, safety_buffer=script.safety_buffer)
     return {
         "safety_buffer": timing.safety_buffer,
         "heartbeat_interval": timing.heartbeat_interval,
-        "drift": timing.drift,
+        "drift": DRIFT,
     }
 
 

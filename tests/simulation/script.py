@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fencing_sdk._values.timing import DRIFT
 from fencing_sdk.errors import ConfigurationError, shown
 
 THEMES = ("calm", "pauses", "network", "cancellation", "store", "clocks", "line", "everything")
@@ -63,7 +64,6 @@ class Script:
     ttl: float = 3.0
     buffer: float | None = None
     """The safety buffer as a part of the ttl; None for the default."""
-    drift: float = 0.01
     rates: tuple[float, ...] = (1.0, 1.0)
     """Of the clients' clocks, and of the store's as the last one."""
     tokens: str = "counter"
@@ -133,7 +133,6 @@ def write_script(seed: int) -> Script:
     """Write the script of *seed*: the same for ever, on every machine."""
     dice = random.Random(seed)
     theme = THEMES[seed % len(THEMES)]
-    drift = dice.choice((0.01, 0.01, 0.05))
     clients = dice.choice((2, 2, 3))
     ttl = 20.0 if theme == "cancellation" else dice.choice((1.0, 2.0, 3.0))
     horizon = dice.uniform(4.0, 8.0)
@@ -142,8 +141,7 @@ def write_script(seed: int) -> Script:
         theme=theme,
         ttl=ttl,
         buffer=dice.choice((None, None, None, 0.05)),
-        drift=drift,
-        rates=tuple(1 + dice.uniform(-0.49, 0.49) * drift for _ in range(clients + 1)),
+        rates=tuple(1 + dice.uniform(-0.49, 0.49) * DRIFT for _ in range(clients + 1)),
         tokens=dice.choice(("counter", "hybrid")) if theme != "store" else "hybrid",
         line=theme == "line" or dice.random() < 0.3,
         posts=seed // len(THEMES) % 2 == 0,

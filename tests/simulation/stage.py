@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient, on_clock
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import StaleTokenError
@@ -147,13 +147,7 @@ class Actor:
         kind = HandingBackend if stage.script.direct else waking
         kind = posting(kind) if stage.script.posts else kind
         backend = kind(self.link, stage.service, stage.recording.record, name, stage.numbers)
-        self.locks = LockClient(
-            backend,
-            observers=[stage.observer(self)],
-            drift=stage.script.drift,
-            clock=self.clock,
-            watch_stalls=False,  # a thread, on real time
-        )
+        self.locks = on_clock(LockClient(backend, observers=[stage.observer(self)]), self.clock)
         self.process.on_close(self.locks.aclose)
         self.process.spawn(_open(self.locks))
 

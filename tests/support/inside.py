@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencing_sdk._arguments import check_label
+from fencing_sdk._client import on_clock
 from fencing_sdk._lease import AnyLease, held_here, state_of
 from fencing_sdk._lock import telling
 from fencing_sdk._recording import Recorder
@@ -37,6 +38,7 @@ __all__ = [
     "held_here",
     "holder_of",
     "label_of",
+    "on_clock",
     "read_facts",
     "say_kept",
     "state_of",

@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Grant, Renewal
@@ -126,7 +126,7 @@ def in_a_world(work):
 def test_a_client_rides_out_renewals_without_a_word(fault):
     async def work():
         backend = FaultyBackend(MemoryBackend(tokens="counter"))
-        async with LockClient(backend, watch_stalls=False) as locks:
+        async with LockClient(backend) as locks:
             lease = await locks.lock("a", ttl=3600).acquire()
             silent = {"silent": True} if fault == "lose_reply" else {}
             getattr(backend, fault)("renew", times=1, **silent)
@@ -146,7 +146,7 @@ def test_a_late_copy_of_an_acquisition_does_not_keep_the_lock():
     async def work():
         store = MemoryBackend(tokens="counter", clock=LoopClock())
         backend = FaultyBackend(store)
-        async with LockClient(backend, clock=LoopClock(), watch_stalls=False) as locks:
+        async with on_clock(LockClient(backend), LoopClock()) as locks:
             backend.duplicate("acquire", 0.05, times=1)
             async with locks.lock("a", ttl=1):
                 pass

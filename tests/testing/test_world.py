@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from fencing_sdk import BackendUnavailableError, LeaseLostError, LossReason, StaleTokenError, Token, current_token
+from fencing_sdk._values import timing
+from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.world import World
 
 # The timeline that fencing exists for, and the promises of the lock, on virtual time.
 
 
-DRIFT = 0.01
 FAST, SLOW = 1.0045, 0.9955  # together within the drift that a client allows for
 
 
@@ -76,7 +77,7 @@ def test_an_answer_that_is_read_after_the_deadline_does_not_revive_a_lease():
 @pytest.mark.parametrize(("clock_rate", "service_rate"), [(SLOW, FAST), (FAST, SLOW), (1.0, 1.0)])
 def test_work_is_cancelled_before_the_service_hands_the_lock_on(clock_rate, service_rate, cut):
     with World(service_rate=service_rate) as world:
-        a, b = world.client("A", clock_rate=clock_rate, drift=DRIFT), world.client("B")
+        a, b = world.client("A", clock_rate=clock_rate), world.client("B")
         ended = []
 
         async def body():
@@ -98,10 +99,12 @@ def test_work_is_cancelled_before_the_service_hands_the_lock_on(clock_rate, serv
         assert granted.token == 2
 
 
-def test_without_an_allowance_for_drift_the_same_work_outlives_its_grant():
+def test_without_an_allowance_for_drift_the_same_work_outlives_its_grant(monkeypatch):
     """The control for the test above: clocks that differ are what the allowance is for."""
+    monkeypatch.setattr(Timing, "validity", lambda _, ttl: ttl)
+    monkeypatch.setattr(timing, "_built", timing._build)  # the real one remembers timings
     with World(service_rate=FAST) as world:
-        a, b = world.client("A", clock_rate=SLOW, drift=0.0), world.client("B")
+        a, b = world.client("A", clock_rate=SLOW), world.client("B")
         ended = []
 
         async def body():

@@ -163,18 +163,13 @@ async def the_body_may_return_and_the_code_behind_it_is_reachable() -> int:
         return int(lease.token)
 
 
-class OwnClock:
-    def now(self) -> float:
-        return 0.0
-
-
 async def a_handle_may_be_left_to_a_block_that_returns() -> int:
     async with await locks.lock("a").acquire() as lease:
         return int(lease.token)
 
 
 async def a_client_is_a_context_manager_of_itself() -> None:
-    async with connect("memory://", clock=OwnClock(), watch_stalls=False) as client:
+    async with connect("memory://") as client:
         assert_type(client, LockClient)
     async with connect() as client:
         assert_type(client, LockClient)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import block, in_virtual_time, settle
 
 from fencing_sdk import (
@@ -76,14 +76,14 @@ class Store(FaultyBackend):
 @contextlib.asynccontextmanager
 async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Told]]:
     heard = Told()
-    async with LockClient(store, observers=[heard.events.append], clock=LoopClock(), watch_stalls=False) as locks:
+    async with on_clock(LockClient(store, observers=[heard.events.append]), LoopClock()) as locks:
         yield locks, heard
         store.heal()
 
 
 @contextlib.asynccontextmanager
 async def held_by_another(store: Store, name: str = "a") -> AsyncIterator[None]:
-    async with LockClient(store.table, clock=LoopClock(), watch_stalls=False) as others, others.lock(name):
+    async with on_clock(LockClient(store.table), LoopClock()) as others, others.lock(name):
         yield
 
 

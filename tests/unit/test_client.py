@@ -2,12 +2,10 @@
 
 import asyncio
 import sqlite3
-import threading
 from pathlib import Path
 
 import pytest
 import redis.asyncio
-from inside import state_of
 from kazoo.client import KazooClient
 
 import fencing_sdk
@@ -273,43 +271,6 @@ async def test_every_observer_is_told_and_one_that_raises_harms_nobody(caplog):
         assert lease.held
     assert [event.kind for event in heard] == ["acquiring", "acquired", "released"]
     assert "observer" in caplog.text
-
-
-async def test_the_clock_of_the_client_is_the_clock_of_its_leases():
-    class Clock:
-        def __init__(self):
-            self.time = 500.0
-
-        def now(self):
-            return self.time
-
-    clock = Clock()
-    async with LockClient(MemoryBackend(), clock=clock, drift=0, watch_stalls=False) as locks:
-        lease = await locks.lock("a", ttl=10).acquire()
-        assert state_of(lease).deadline == 508.0
-        clock.time = 508.0
-        assert not lease.held
-        await lease.release()
-
-
-async def test_connecting_passes_on_the_clock_and_the_watch_for_stalls():
-    class Clock:
-        def now(self):
-            return 500.0
-
-    before = set(threading.enumerate())  # a watch of another test may be about to end
-    async with connect("memory://", clock=Clock(), watch_stalls=False, drift=0) as locks:
-        lease = await locks.lock("a", ttl=10).acquire()
-        assert lease.remaining == 8.0
-        assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "fencing-stall-watch"]
-        await lease.release()
-
-
-async def test_drift_takes_its_part_of_the_ttl():
-    async with LockClient(MemoryBackend(), drift=0.5) as locks:
-        lease = await locks.lock("a", ttl=10).acquire()
-        assert lease.remaining <= 3.0
-        await lease.release()
 
 
 def test_the_front_door_calls_its_things_by_their_public_names():

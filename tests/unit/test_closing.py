@@ -11,7 +11,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
@@ -33,7 +33,7 @@ class TwoClients:
 
     def __init__(self) -> None:
         store = MemoryBackend(clock=LoopClock())
-        self.ours, self.theirs = (LockClient(store, clock=LoopClock(), watch_stalls=False) for _ in range(2))
+        self.ours, self.theirs = (on_clock(LockClient(store), LoopClock()) for _ in range(2))
         self.log: list[str] = []
 
     async def __aenter__(self):
@@ -101,7 +101,7 @@ async def test_the_lock_of_a_body_that_goes_on_is_left_to_its_ttl():
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
 async def test_a_release_that_the_store_does_not_confirm_before_the_closing_ends_is_logged(names, caplog):
     store = FaultyBackend(MemoryBackend(clock=LoopClock()))
-    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    client = on_clock(LockClient(store), LoopClock())
     async with client:
         leases = [await client.lock(name, ttl=TTL).acquire() for name in names]
         store.drop("release")
@@ -183,7 +183,7 @@ class SlowBody:
 async def closing_client(**options: object) -> AsyncIterator[tuple[LockClient, Store, SlowBody, asyncio.Task[None]]]:
     """A client whose closing waits for a body."""
     store = Store(clock=LoopClock())
-    client = await LockClient(store, **options).__aenter__()
+    client = await on_clock(LockClient(store, **options), LoopClock()).__aenter__()
     body = SlowBody(client)
     await body.holds()
     closing = asyncio.create_task(client.aclose())
@@ -287,7 +287,7 @@ async def test_opening_again_waits_for_the_closing_and_keeps_its_store():
 
 @in_virtual_time
 async def test_giving_up_to_open_again_leaves_the_closing_alone():
-    async with closing_client(clock=LoopClock(), watch_stalls=False) as (client, store, body, closing):
+    async with closing_client() as (client, store, body, closing):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await client.__aenter__()
@@ -322,7 +322,7 @@ async def test_a_body_that_joins_the_closing_is_not_waited_for():
 @in_virtual_time
 async def test_a_closing_whose_task_the_loop_cancels_takes_its_other_steps():
     """As `asyncio.run` does to every task when it is interrupted again."""
-    async with closing_client(clock=LoopClock(), watch_stalls=False) as (client, store, _, closing):
+    async with closing_client() as (client, store, _, closing):
         [task] = [task for task in asyncio.all_tasks() if task.get_name() == "fencing-closing"]
         task.cancel()
         await closing
@@ -339,7 +339,7 @@ async def test_an_error_of_a_stopped_notice_leaves_after_the_client_is_closed():
             return lambda: 1 / 0
 
     store = Announcing(clock=LoopClock())
-    client = await LockClient(store, clock=LoopClock(), watch_stalls=False).__aenter__()
+    client = await on_clock(LockClient(store), LoopClock()).__aenter__()
     with pytest.raises(ZeroDivisionError):
         await client.aclose()
     assert store.log == ["opened", "closed"]
@@ -372,7 +372,7 @@ async def test_an_observer_that_closes_the_client_joins_the_closing():
 async def test_a_client_that_is_still_opening_says_so():
     store = Store(clock=LoopClock())
     store.may_open.clear()
-    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    client = on_clock(LockClient(store), LoopClock())
     opening = asyncio.create_task(client.__aenter__())
     await settle()
     with pytest.raises(UsageError, match="still opening"):
@@ -388,7 +388,7 @@ async def test_a_client_that_is_still_opening_says_so():
 async def test_a_client_that_is_closed_while_it_opens_leaves_nothing_behind():
     store = Store(clock=LoopClock())
     store.may_open.clear()
-    client = LockClient(store, clock=LoopClock(), watch_stalls=False)
+    client = on_clock(LockClient(store), LoopClock())
     opening = asyncio.create_task(client.__aenter__())
     await settle()
     closing = asyncio.create_task(client.aclose())

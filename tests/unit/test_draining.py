@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import anyio
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from posting import posting
 from virtual_time import in_virtual_time, now, settle
 
@@ -29,14 +29,10 @@ class TwoClients:
         self.store = MemoryBackend(clock=LoopClock())
         self.network = network(self.store)
         self.events = []
-        self.ours = LockClient(
-            self.store if in_line else self.network,  # behind which no waiter can be woken
-            clock=LoopClock(),
-            watch_stalls=False,
-            observers=[self.events.append],
-            **options,
+        self.ours = on_clock(
+            LockClient(self.store if in_line else self.network, observers=[self.events.append], **options), LoopClock()
         )
-        self.theirs = LockClient(self.store, clock=LoopClock(), watch_stalls=False)
+        self.theirs = on_clock(LockClient(self.store), LoopClock())
         self.log: list[str] = []
 
     async def __aenter__(self):
@@ -664,7 +660,7 @@ async def test_an_observer_whose_eager_task_drains_the_client_leaves_no_stray_ca
         if not drains:
             drains.append(asyncio.get_running_loop().create_task(locks.drain(within=5)))
 
-    async with LockClient(MemoryBackend(), clock=LoopClock(), watch_stalls=False, observers=[drain]) as locks:
+    async with on_clock(LockClient(MemoryBackend(), observers=[drain]), LoopClock()) as locks:
         with pytest.raises(DrainingError):
             await locks.lock("a").acquire()
         await asyncio.sleep(1)

@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock, held_here
+from inside import LoopClock, held_here, on_clock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -37,8 +37,8 @@ class TwoProcesses:
         self.network = FaultyBackend(self.store)
         self.events = []
         ours = self.store if in_line else self.network
-        self.ours = LockClient(ours, clock=LoopClock(), watch_stalls=False, observers=[self.events.append])
-        self.theirs = LockClient(self.store, clock=LoopClock(), watch_stalls=False)
+        self.ours = on_clock(LockClient(ours, observers=[self.events.append]), LoopClock())
+        self.theirs = on_clock(LockClient(self.store), LoopClock())
         self.log: list[tuple[object, ...]] = []
 
     async def __aenter__(self):
@@ -413,7 +413,7 @@ async def test_a_term_that_was_resigned_before_it_was_entered_ends_at_once():
 @in_virtual_time
 async def test_a_leader_that_resigns_lets_one_that_polls_lead():
     async with TwoProcesses(in_line=False) as two:
-        theirs = LockClient(FaultyBackend(two.store), clock=LoopClock(), watch_stalls=False)
+        theirs = on_clock(LockClient(FaultyBackend(two.store)), LoopClock())
         async with theirs:
             election = two.election()
             leading = asyncio.create_task(two.lead(election))

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import in_virtual_time, settle
 
 import fencing_sdk
@@ -236,7 +236,7 @@ class Store(MemoryBackend):
 
 
 def client() -> LockClient:
-    return LockClient(Store(), clock=LoopClock(), watch_stalls=False)
+    return on_clock(LockClient(Store()), LoopClock())
 
 
 @in_virtual_time

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextvars import Context
 
 import pytest
-from inside import LoopClock, facts_about_command, held_here, label_of, read_facts, say_kept
+from inside import LoopClock, facts_about_command, held_here, label_of, on_clock, read_facts, say_kept
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -356,7 +356,7 @@ WARNING = (
 @contextlib.asynccontextmanager
 async def opened() -> AsyncIterator[LockClient]:
     asyncio.current_task().set_name("parent")
-    async with LockClient(MemoryBackend(clock=LoopClock()), clock=LoopClock(), watch_stalls=False) as locks:
+    async with on_clock(LockClient(MemoryBackend(clock=LoopClock())), LoopClock()) as locks:
         yield locks
 
 

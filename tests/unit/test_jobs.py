@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -42,7 +42,7 @@ class Clients:
         self.events = []
 
     def client(self, **options):
-        return LockClient(self.store, clock=self.clock, watch_stalls=False, observers=[self.events.append], **options)
+        return on_clock(LockClient(self.store, observers=[self.events.append], **options), self.clock)
 
     @contextlib.contextmanager
     def down(self):
@@ -136,11 +136,11 @@ async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough(clients):
 
     class Quick(LoopClock):
         def now(self):
-            return super().now() * 1.1
+            return super().now() * 1.01
 
     clients.memory = MemoryBackend(clock=Quick(), tokens="counter")
     clients.store = FaultyBackend(clients.memory)
-    async with clients.client(drift=0.1) as locks:
+    async with clients.client() as locks:
         await nightly(locks)()
         while isinstance(await nightly(locks)(), Skipped):
             await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 from anyio._backends import _asyncio
-from inside import BootClock, state_of
+from inside import BootClock, on_clock, state_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError, current_lease
@@ -176,7 +176,7 @@ async def test_a_body_stopped_by_a_timer_that_fired_early_is_told_that_the_lease
         def now(self):
             return super().now() / 2
 
-    locks = LockClient(MemoryBackend(), clock=SlowClock())
+    locks = on_clock(LockClient(MemoryBackend()), SlowClock())
     async with locks:
         with pytest.raises(LeaseLostError) as loss:
             async with locks.lock("a", ttl=120, max_hold=0.1) as lease:  # a loop that is seconds late has not stalled
@@ -580,7 +580,7 @@ def test_a_cancellation_in_the_turn_in_which_a_leader_resigns_ends_the_loop(foun
 
     @in_virtual_time
     async def test() -> None:
-        async with LockClient(MemoryBackend(), watch_stalls=False) as locks:
+        async with LockClient(MemoryBackend()) as locks:
             election = locks.election("scheduler")
 
             async def lead() -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 from both_worlds import in_both_worlds
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from stays import PATIENCE
 from virtual_time import in_virtual_time, now, settle
 
@@ -64,7 +64,7 @@ class Away(MemoryBackend):
 
 
 def client(store: Away, **options) -> LockClient:
-    return LockClient(store, clock=LoopClock(), watch_stalls=False, **options)
+    return on_clock(LockClient(store, **options), LoopClock())
 
 
 def away(tries: float = math.inf, **options) -> Away:

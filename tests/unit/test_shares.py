@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from inside import LoopClock
+from inside import LoopClock, on_clock
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -45,7 +45,7 @@ def in_virtual_locks(visit, **options):
     async def main():
         clock = LoopClock()
         store = MemoryBackend(clock=clock, tokens="counter")
-        async with LockClient(store, clock=clock, watch_stalls=False, **options) as locks:
+        async with on_clock(LockClient(store, **options), clock) as locks:
             await visit(locks)
 
     in_virtual_time(main)()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import tenacity
-from inside import BootClock, LoopClock
+from inside import BootClock, LoopClock, on_clock
 from patience import until
 from virtual_time import in_virtual_time, now, settle
 
@@ -46,7 +46,7 @@ async def laptop(store: object | None = None) -> AsyncIterator[tuple[LockClient,
     clock = SuspendedClock()
     # the store's time goes on too, but the grants of these tests need not expire there
     backend = store or MemoryBackend(clock=LoopClock())
-    async with LockClient(backend, clock=clock, watch_stalls=False) as client:
+    async with on_clock(LockClient(backend), clock) as client:
         yield client, clock
 
 
@@ -160,7 +160,7 @@ async def test_a_lease_that_joins_what_was_scheduled_before_a_suspend_is_renewed
 async def test_a_waiter_whose_patience_ended_in_a_suspend_gives_up_within_a_second(queue):
     table = MemoryBackend(clock=LoopClock())
     async with laptop(NoAdvice(table) if queue else NoLine(table)) as (client, clock):
-        async with LockClient(table, clock=LoopClock(), watch_stalls=False) as other, other.lock("a"):
+        async with on_clock(LockClient(table), LoopClock()) as other, other.lock("a"):
             lock = client.lock("a", wait=300, backoff=tenacity.wait_fixed(200))
             waiting = asyncio.create_task(lock.acquire())
             await asyncio.sleep(0.1)

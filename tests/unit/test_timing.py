@@ -24,15 +24,13 @@ from fencing_sdk._engine.lease_group import Schedule
 from fencing_sdk._values import clock as clock_module
 from fencing_sdk._values.clock import boot_identity, wall_seconds, wall_ticks
 from fencing_sdk._values.timing import (
-    DEFAULT_DRIFT,
-    MAX_DRIFT,
+    DRIFT,
     MAX_TTL,
     MIN_INTERVAL,
     MIN_TTL,
     RENEWALS_BEFORE_DEADLINE,
     Timing,
     _built,
-    check_drift,
     check_ttl,
     seconds,
 )
@@ -44,7 +42,6 @@ from fencing_sdk.errors import ConfigurationError
 pure = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 
 ttls = st.floats(MIN_TTL, MAX_TTL)
-drifts = st.floats(0, MAX_DRIFT)
 numbers = st.floats(0, 100) | st.floats(0, MAX_TTL)
 
 
@@ -55,7 +52,7 @@ def timings(draw: st.DrawFn) -> Timing:
     buffer = draw(st.none() | st.floats(0, 1).map(lambda part: part * ttl))
     interval = draw(st.none() | st.floats(0, 0.5).map(lambda part: MIN_INTERVAL + part * ttl))
     try:
-        return Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=interval, drift=draw(drifts))
+        return Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=interval)
     except ConfigurationError:
         assume(False)
         raise
@@ -64,8 +61,8 @@ def timings(draw: st.DrawFn) -> Timing:
 @pure
 @given(timings(), st.floats(0, 1), st.floats(0, 1e6))
 def test_the_deadline_lies_before_the_stores_expiry_whatever_the_clocks_do_within_drift(timing, part, sent_at):
-    """The local clock may run slow by *drift*: then more true time passes until the deadline than it shows."""
-    rate = 1 - Fraction(timing.drift) * Fraction(part)  # of our clock, as seen by the store's
+    """The local clock may run slow by `DRIFT`: then more true time passes until the deadline than it shows."""
+    rate = 1 - Fraction(DRIFT) * Fraction(part)  # of our clock, as seen by the store's
     shown = Fraction(timing.deadline(sent_at)) - Fraction(sent_at)
     rounding = Fraction(math.ulp(sent_at + timing.ttl)) * 2
     assert (shown - rounding) / rate <= timing.ttl
@@ -96,11 +93,9 @@ def test_an_attempt_leaves_time_for_the_next_one_until_the_deadline_is_close(tim
 
 
 @pure
-@given(ttls, drifts)
-@example(ttl=1.0, drift=0.3125)
-@example(ttl=15.0, drift=MAX_DRIFT)
-def test_a_ttl_alone_is_always_enough_whatever_drift_is_tolerated(ttl, drift):
-    timing = Timing.build(ttl=ttl, drift=drift)
+@given(ttls)
+def test_a_ttl_alone_is_always_enough(ttl):
+    timing = Timing.build(ttl=ttl)
     assert timing.safety_buffer == ttl / 5
     assert timing.heartbeat_interval * RENEWALS_BEFORE_DEADLINE <= timing.validity(ttl) < ttl
 
@@ -108,7 +103,6 @@ def test_a_ttl_alone_is_always_enough_whatever_drift_is_tolerated(ttl, drift):
 @pytest.mark.parametrize("ttl", [MIN_TTL, 0.5, 1, 5, 15, 60, 3600, MAX_TTL])
 def test_the_documented_defaults(ttl):
     timing = Timing.build(ttl=ttl)
-    assert timing.drift == DEFAULT_DRIFT == 0.01
     assert timing.safety_buffer == pytest.approx(ttl / 5)
     assert timing.heartbeat_interval == pytest.approx((ttl - ttl / 5) / 4)
     assert timing.deadline(100) == pytest.approx(100 + ttl * 0.99 - ttl / 5)
@@ -122,9 +116,9 @@ def test_the_numbers_of_the_documentation():
 
 
 def test_a_third_of_the_usable_time_is_the_longest_interval():
-    Timing.build(ttl=4, safety_buffer=1, drift=0, heartbeat_interval=1)
+    Timing.build(ttl=4, safety_buffer=0.96, heartbeat_interval=1)
     with pytest.raises(ConfigurationError, match=r"heartbeat_interval=1.001 .* make it at most 1, or"):
-        Timing.build(ttl=4, safety_buffer=1, drift=0, heartbeat_interval=1.001)
+        Timing.build(ttl=4, safety_buffer=0.96, heartbeat_interval=1.001)
 
 
 @pytest.mark.parametrize("buffer", [3.96, 4, 5, 1e9])
@@ -138,11 +132,10 @@ def test_no_buffer_at_all_is_allowed_and_still_ends_before_the_ttl():
 
 
 @pure
-@given(ttls, numbers, numbers, drifts)
-@example(ttl=10.0, buffer=2.0, interval=2.0, drift=0.3)
-def test_following_the_advice_about_the_interval_is_accepted(ttl, buffer, interval, drift):
+@given(ttls, numbers, numbers)
+def test_following_the_advice_about_the_interval_is_accepted(ttl, buffer, interval):
     try:
-        Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=interval, drift=drift)
+        Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=interval)
     except ConfigurationError as error:
         advice = re.search(r"make it at most ([0-9.e+-]+),", str(error))
     else:
@@ -150,7 +143,7 @@ def test_following_the_advice_about_the_interval_is_accepted(ttl, buffer, interv
     assume(advice is not None)
     followed = float(advice[1])
     assume(followed >= MIN_INTERVAL)
-    Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=followed, drift=drift)
+    Timing.build(ttl=ttl, safety_buffer=buffer, heartbeat_interval=followed)
 
 
 def test_timedeltas_are_seconds():
@@ -169,13 +162,6 @@ def test_the_bounds_of_a_ttl_are_inclusive(low, high):
     for beyond in (math.nextafter(low, 0), math.nextafter(high, math.inf)):
         with pytest.raises(ConfigurationError, match=r"^ttl must be at"):
             check_ttl(beyond)
-
-
-def test_the_bounds_of_drift_are_inclusive():
-    assert (check_drift(0), check_drift(0.5)) == (0.0, 0.5)
-    for beyond in (-1e-9, math.nextafter(0.5, 1), math.nan, 10**5000, True, False):
-        with pytest.raises(ConfigurationError, match=r"^drift must be a fraction from 0 to 0.5"):
-            check_drift(beyond)
 
 
 def test_an_exclusive_bound_is_refused_and_the_next_number_taken():
@@ -209,12 +195,12 @@ def test_a_store_that_grants_as_much_as_was_asked_changes_nothing():
 
 
 @pure
-@given(ttls, drifts, st.floats(MIN_TTL, MAX_TTL))
-@example(ttl=30.0, drift=DEFAULT_DRIFT, granted=20 * 2 / 3)
-@example(ttl=MAX_TTL, drift=MAX_DRIFT, granted=MIN_TTL)
-def test_what_was_not_given_follows_what_the_store_grants(ttl, drift, granted):
-    shorter = Timing.build(ttl=ttl, drift=drift).granted(granted)
-    assert shorter == Timing.build(ttl=min(ttl, granted), drift=drift)
+@given(ttls, st.floats(MIN_TTL, MAX_TTL))
+@example(ttl=30.0, granted=20 * 2 / 3)
+@example(ttl=MAX_TTL, granted=MIN_TTL)
+def test_what_was_not_given_follows_what_the_store_grants(ttl, granted):
+    shorter = Timing.build(ttl=ttl).granted(granted)
+    assert shorter == Timing.build(ttl=min(ttl, granted))
 
 
 def test_what_was_given_by_hand_stays_and_only_the_rest_follows():
@@ -222,8 +208,8 @@ def test_what_was_given_by_hand_stays_and_only_the_rest_follows():
     assert buffered == Timing.build(ttl=10, safety_buffer=4)
     beating = Timing.build(ttl=30, heartbeat_interval=2).granted(10)
     assert beating == Timing.build(ttl=10, heartbeat_interval=2)
-    limited = Timing.build(ttl=30, max_hold=600, drift=0.1).granted(10)
-    assert limited == Timing.build(ttl=10, max_hold=600, drift=0.1)
+    limited = Timing.build(ttl=30, max_hold=600).granted(10)
+    assert limited == Timing.build(ttl=10, max_hold=600)
 
 
 def test_a_second_shorter_grant_still_knows_what_was_given_by_hand():

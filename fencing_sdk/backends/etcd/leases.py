@@ -33,7 +33,7 @@ from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import ForkDetector
 from fencing_sdk._values.tasks import SharedCall
-from fencing_sdk._values.timing import MAX_DRIFT
+from fencing_sdk._values.timing import DRIFT
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends.etcd.line import Standing
 from fencing_sdk.backends.etcd.requests import BACKEND, BATCH, EtcdRequests
@@ -186,8 +186,8 @@ class SharedLease:
     keep_alive: SharedCall[bool] | None = None
 
     def keep_alive_needed_since(self, ttl: float, started: float) -> float:
-        """The earliest keep-alive that serves a call begun at *started*, at every drift that the engine allows."""
-        return started - max(0.0, self.ttl - ttl) * (1 - MAX_DRIFT)
+        """The earliest keep-alive that serves a call begun at *started*."""
+        return started - max(0.0, self.ttl - ttl) * (1 - DRIFT)
 
 
 class SharedLeases:

@@ -28,7 +28,7 @@ from fencing_sdk._etcd.messages import (
 )
 from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
 from fencing_sdk._values.tasks import SharedBatches, SharedCall, ask_by_name
-from fencing_sdk._values.timing import MAX_DRIFT, MAX_TTL
+from fencing_sdk._values.timing import DRIFT, MAX_TTL
 from fencing_sdk.abc import Busy, Claim, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey
@@ -130,11 +130,11 @@ def test_a_field_of_another_version_is_passed_over():
 
 @pytest.mark.parametrize(("granted", "ttl"), [(1, 0.05), (1, 0.5), (2, 1.0), (16, 15.0), (15, 15.0), (1, 5.0)])
 def test_an_older_keep_alive_serves_only_whom_it_keeps_for_a_whole_ttl(granted: int, ttl: float):
-    """At every drift that the engine allows, the lease lives for the ttl from the beginning of the call."""
+    """With or without drift, the lease lives for the ttl from the beginning of the call."""
     lease = SharedLease(1, granted, 0.0)
     started = 1000.0
     sent_at = lease.keep_alive_needed_since(ttl, started)
-    for drift in (0.0, 0.01, MAX_DRIFT):
+    for drift in (0.0, DRIFT):
         assert sent_at + granted * (1 - drift) >= started + min(ttl, granted) * (1 - drift)
 
 

@@ -19,7 +19,7 @@ from fencing_sdk._lease import state_of
 URL, LOG = sys.argv[1:3]
 SKEW, INTERVAL, AT_LEAST, TTL = map(float, sys.argv[3:7])
 log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-locks = connect(URL, watch_stalls=False)
+locks = connect(URL)
 
 
 def now() -> float:
