@@ -40,6 +40,8 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("stores/*_suite.py")))
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+OTHER_LOOPS = {"eager", "uvloop"}
+"""Columns of the tests for every loop that only a run with ``--all`` has."""
 
 
 def _eager_loop() -> asyncio.AbstractEventLoop:
@@ -61,13 +63,15 @@ def _loops() -> dict[str, LoopFactory]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--campaigns", action="store_true", help="play all campaigns in full length")
+    parser.addoption("--all", action="store_true", help="run the slow tests too, and those of every event loop")
+    parser.addoption("--campaigns", action="store_true", help="play campaigns in full length")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_loop: run on asyncio, on asyncio with eager tasks (3.12+), and on uvloop")
+    config.addinivalue_line("markers", "slow: runs with --all, --campaigns, or where its file is named")
     config.addinivalue_line("markers", "server: asks for a program that is installed apart; marked by what it calls")
-    config.addinivalue_line("markers", "campaign(only): is longer with --campaigns, or runs only with it (only=True)")
+    config.addinivalue_line("markers", "campaign: is longer with --campaigns")
     campaigns.choose(full=config.getoption("--campaigns"))
     hypothesis.settings.load_profile("ci")  # the same examples in every run, and no limit of time
     gc.disable()  # what is collected stays until the end: looking for garbage in it took a fifth of the time
@@ -132,27 +136,44 @@ def _refuse_servers(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_refuse_servers)
 
 
+LEFT_OUT = pytest.StashKey[int]()
+"""How many slow tests a run leaves out."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs a server, and leave out what is for campaigns alone."""
+    """Mark what needs a server or another event loop, and leave out what is slow where a run names no files."""
+    long = config.getoption("--campaigns")
     for item in items:
         if isinstance(item, pytest.Function):
             fixtures = [one.func for some in item._fixtureinfo.name2fixturedefs.values() for one in some]
             if any(map(_asks_for_a_server, [item.function, *fixtures])):
                 item.add_marker("server")
-    if config.getoption("--campaigns"):
-        for item in items:
-            if item.get_closest_marker("campaign") and not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(900))
-    else:
-        long = {item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("campaign"))}
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=list(long))
+            if hasattr(item, "callspec") and not OTHER_LOOPS.isdisjoint(item.callspec.id.split("-")):
+                item.add_marker("slow")
+        if long and item.get_closest_marker("campaign") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    chosen = named or long or config.getoption("--all")
+    left_out = [] if chosen else [item for item in items if item.get_closest_marker("slow")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left_out)
+    config.stash[LEFT_OUT] = len(left_out)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = len(left_out)
+
+
+def pytest_testnodedown(node: Any) -> None:
+    """Take from a process of a parallel run how many it left out: each of them collects all tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
 
 
 @pytest.hookimpl(trylast=True)  # below the slowest tests: the last lines are read
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out and what failed by time; record the run, too, if the environment names a file for it."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what was left out and what failed by time; record the run, too, if the environment names a file for it."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} slow tests and columns of other event loops left out: --all runs them")
     last_lines.pytest_terminal_summary(terminalreporter)
     recorded_run.record(terminalreporter)
 

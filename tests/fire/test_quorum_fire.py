@@ -33,7 +33,7 @@ def test_the_judge_sees_what_is_wrong(grants: list[Used], judgement: Judgement):
     assert judge(grants) == judgement
 
 
-@pytest.mark.campaign(only=True)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "forgetful", "clocks"), [(3, False, False), (5, False, False), (3, True, False), (5, False, True)]
 )
@@ -47,7 +47,7 @@ async def test_tokens_hold_under_fire(nodes: int, forgetful: bool, clocks: bool,
     assert len(fire.faults) >= 3
 
 
-@pytest.mark.campaign(only=True)
+@pytest.mark.slow
 async def test_the_highest_of_the_counters_does_not_hold_under_the_same_fire(tmp_path: Path, redis_binary: str):
     fire = QuorumFire(tmp_path, nodes=3, forgetful=False, clocks=False, seed=1, binary=redis_binary)
     found = await fire.run("published", 20.0, enough=lambda judged: not judged.tokens_hold)

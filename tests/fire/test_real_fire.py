@@ -53,7 +53,7 @@ def test_every_backend_that_is_outside_the_process_goes_through_the_fire():
     assert {name.partition("-")[0] for name in STORES} == modules - {"memory"}
 
 
-@pytest.mark.campaign(only=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", each(STORES))
 async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
@@ -65,7 +65,7 @@ async def test_promises_hold_under_real_fire(backend: str, tmp_path: Path):
     assert outcome.lines["write_refused"] > 0
 
 
-@pytest.mark.campaign(only=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", each(SHARING))
 async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_path: Path):
     NEEDS.get(backend, lambda: None)()
@@ -78,7 +78,7 @@ async def test_promises_hold_for_permits_readers_and_writers(backend: str, tmp_p
     assert len(outcome.faults) >= 6
 
 
-@pytest.mark.campaign(only=True)
+@pytest.mark.slow
 async def test_a_resource_without_a_guard_is_found_out(tmp_path: Path):
     store = Sqlite(tmp_path, random.Random(1))
     outcome = Outcome()

@@ -93,13 +93,13 @@ def runs_of(lines):
     return sorted(runs, key=lambda run: run["granted"])
 
 
-@pytest.mark.campaign(only=True)  # the same game on virtual time is in test_job_ticks.py
+@pytest.mark.slow  # the same game on virtual time is in test_job_ticks.py
 def test_no_tick_runs_twice_on_one_machine(tmp_path):
     with processes_on(f"sqlite:///{tmp_path}/locks.db", tmp_path) as processes:
         play(processes)
 
 
-@pytest.mark.campaign(only=True)  # the same game on virtual time is in test_job_ticks.py
+@pytest.mark.slow  # the same game on virtual time is in test_job_ticks.py
 def test_no_tick_runs_twice_on_a_server(tmp_path, redis_server):
     with processes_on(redis_server.url, tmp_path) as processes:
         play(processes)

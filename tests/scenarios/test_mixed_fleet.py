@@ -914,12 +914,12 @@ class Fleet:
 
 
 FLEETS = [(kind, roles) for kind in STAGES for roles in (("old", "tasks", "threads"), ("tasks", "threads", "ours"))]
-CAMPAIGN, ONLY = pytest.mark.campaign, pytest.mark.campaign(only=True)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("kind", "roles"),
-    [pytest.param(*fleet, marks=CAMPAIGN if fleet == FLEETS[0] else ONLY) for fleet in FLEETS],
+    [pytest.param(*fleet, marks=[] if fleet == FLEETS[0] else pytest.mark.slow) for fleet in FLEETS],
     indirect=["kind"],
     ids=[f"{kind}: {' '.join(roles)}" for kind, roles in FLEETS],
 )

@@ -2,8 +2,7 @@
 How far the tests search for faults: a short way in every run, and all the way with ``pytest --campaigns``.
 
 A campaign repeats one test with thousands of histories, examples or faults. Its short version finds what is broken
-outright, so it belongs to every run; what is rare shows in the long version, which has its own run in CI:
-``pytest --campaigns -m campaign``.
+outright, and runs in CI; what is rare shows in the long version: ``pytest --campaigns -m campaign``.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class TestThreeNodes(QuorumSuite):
     """All nodes are up."""
 
 
-@pytest.mark.campaign(only=True)  # as few nodes as may be are up in five of which two are down, too
+@pytest.mark.slow  # as few nodes as may be are up in five of which two are down, too
 class TestThreeNodesOneDown(QuorumSuite):
     stopped = 1
 
@@ -139,7 +139,7 @@ class OnFiveNodes(QuorumSuite):
         return await self.some_of(five_nodes)
 
 
-@pytest.mark.campaign(only=True)  # between three nodes that are up and five of which two are down there is little room
+@pytest.mark.slow  # between three nodes that are up and five of which two are down there is little room
 class TestFiveNodes(OnFiveNodes):
     """All nodes are up."""
 

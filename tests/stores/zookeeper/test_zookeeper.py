@@ -211,7 +211,7 @@ def _campaign(promise: Callable[..., Awaitable[None]]) -> Callable[..., Awaitabl
     async def played(*arguments: object, **fixtures: object) -> None:
         await promise(*arguments, **fixtures)
 
-    return pytest.mark.campaign(only=True)(played)
+    return pytest.mark.slow(played)
 
 
 for _name, _promise in inspect.getmembers(TestZooKeeperEnsemble, inspect.isfunction):
