@@ -61,9 +61,6 @@ class FileGuard:
     Args:
         directory: Where the resources are kept, one folder for each. Made when it is missing.
 
-        keep: How many generations of a resource stay, at least 1: the one that counts, and older
-            ones that save slow readers a second look.
-
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`; in the calling thread by the methods named ``_sync``.
 
@@ -72,7 +69,7 @@ class FileGuard:
         UnsupportedError: the system has no flock.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, observers: Sequence[Observer] = ()) -> None:
         if not HAS_FLOCK:
             msg = "FileGuard needs flock, which this system does not have"
             raise UnsupportedError(msg)
@@ -80,11 +77,7 @@ class FileGuard:
         if not isinstance(path, str) or not path or "\0" in path:
             msg = "directory must be a path, such as 'reports' or pathlib.Path('/var/lib/app/reports')"
             raise ConfigurationError(msg)
-        number: object = keep
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            msg = "keep must be a number of generations, at least 1"
-            raise ConfigurationError(msg)
-        self._directory, self._keep = path, number
+        self._directory = path
         self._reports = Reports(observers)
 
     async def write(self, resource: str, token: int, data: bytes) -> None:
@@ -158,7 +151,7 @@ class FileGuard:
             last = files.last()
             fence = admitted(resource, token, None if last is None else last.token)
             files.publish(draft, following(last, fence, has_data=True), first=last is None)
-            files.clean(self._keep)
+            files.clean()
 
     def _raise_to(self, resource: str, folder: str, token: Token) -> None:
         with (
@@ -173,7 +166,7 @@ class FileGuard:
                 files.publish(empty, following(last, fence, has_data=False), first=True)
             elif not is_unchanged(fence, last.token):
                 files.publish(last.name, following(last, fence, has_data=last.has_data), first=False)
-                files.clean(self._keep)
+                files.clean()
 
     def _read(self, folder: str) -> bytes | None:
         try:
@@ -331,8 +324,18 @@ class ResourceFolder:
         Raises:
             TimeoutError: another process keeps the lock for seconds, because it was stopped half way.
         """
+        clock, pause = BootClock(), threading.Event()
+        end = clock.now() + _PATIENCE
         with _closing(self._open(_LOCK, os.O_RDWR | os.O_CREAT)) as lock:
-            _wait_for(lock)
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if clock.now() >= end:
+                        reason = f"another process has kept the resource locked for {_PATIENCE:g} s; it may be stopped"
+                        raise TimeoutError(errno.ETIMEDOUT, reason) from None
+                pause.wait(_POLL)
             try:
                 yield
             finally:
@@ -341,7 +344,13 @@ class ResourceFolder:
     @contextmanager
     def draft(self, data: bytes) -> Iterator[str]:
         """Write *data* durably to a file that no reader opens; yield its name, and remove it at the end."""
-        name, handle = self._new_draft()
+        while True:
+            name = f"{_DRAFT}{uuid.uuid4().hex}"
+            handle = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            fcntl.flock(handle, fcntl.LOCK_EX)  # as long as its writer lives, see `clean`
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)  # another writer removed it as abandoned before it was locked
         with _closing(handle):
             try:
                 with open(handle, "wb", closefd=False) as file:
@@ -350,16 +359,6 @@ class ResourceFolder:
                 yield name
             finally:
                 self._remove(name)
-
-    def _new_draft(self) -> tuple[str, int]:
-        """Make an empty draft that is locked as long as its writer lives, see `clean`."""
-        while True:
-            name = f"{_DRAFT}{uuid.uuid4().hex}"
-            handle = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.fstat(handle).st_nlink:
-                return name, handle
-            os.close(handle)  # another writer removed it as abandoned before it was locked
 
     def publish(self, source: str, generation: Generation, *, first: bool) -> None:
         """
@@ -372,16 +371,18 @@ class ResourceFolder:
         if first:
             os.fsync(self._parent)
 
-    def clean(self, keep: int) -> None:
+    def clean(self) -> None:
         """
-        Remove all but the newest *keep* generations, and the drafts of dead writers. Under the lock only.
+        Remove all but the two newest generations, and the drafts of dead writers. Under the lock only.
+
+        The second newest saves slow readers another look.
 
         A file that cannot be removed stays, because the write is done. Strictly oldest first: a reader that missed
         the newest name while it listed finds the older one gone, and looks again.
         """
         names = self._names()
         with suppress(OSError):
-            for generation in in_order(names)[:-keep]:
+            for generation in in_order(names)[:-2]:
                 self._remove(generation.name)
         for name in names:
             if name.startswith(_DRAFT):
@@ -398,7 +399,14 @@ class ResourceFolder:
         the listing is at least as new as what counted before it.
         """
         missed = None
-        while (last := self.last() or self._last_for_sure()) is not None:
+        while True:
+            last = self.last()
+            if last is None:
+                with self.locked():  # while names come and go, a listing may show none of them
+                    last = self.last()
+            if last is None:
+                yield None
+                return
             try:
                 handle = self._open(last.name, os.O_RDONLY)
             except FileNotFoundError:
@@ -409,12 +417,6 @@ class ResourceFolder:
             with _closing(handle):
                 yield last, handle
             return
-        yield None
-
-    def _last_for_sure(self) -> Generation | None:
-        """Look again under the lock: while names come and go, a listing may show none of them."""
-        with self.locked():
-            return self.last()
 
     def _names(self) -> list[str]:
         return os.listdir(self._handle)  # noqa: PTH208  (a handle, not a path)
@@ -433,18 +435,3 @@ def _closing(handle: int) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def _wait_for(lock: int) -> None:
-    clock, pause = BootClock(), threading.Event()
-    end = clock.now() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if clock.now() >= end:
-                reason = f"another process has kept the resource locked for {_PATIENCE:g} s; it may be stopped"
-                raise TimeoutError(errno.ETIMEDOUT, reason) from None
-        else:
-            return
-        pause.wait(_POLL)
