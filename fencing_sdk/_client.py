@@ -41,7 +41,7 @@ from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fencing_sdk.recipes.election import Election
-    from fencing_sdk.recipes.jobs import AtLeastOn, JobFunction
+    from fencing_sdk.recipes.jobs import AtLeastOn, Job, JobFunction
     from fencing_sdk.recipes.multilock import MultiLock
 
 P = ParamSpec("P")
@@ -408,10 +408,7 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             BackendError, StaleTokenError, UsageError, DrainingError: when called, as `Lock.acquire`: the function was
                 not called.
         """
-        from fencing_sdk.recipes.jobs import Jobs
-
-        jobs = Jobs(self.lock, self._observers, self._clock, self._label)
-        return jobs.decorator(name, at_least_for, at_least_on, options)
+        return job_of(self, name, at_least_for, at_least_on, options).decorate
 
     async def inspect(self, name: str) -> Holder | None:
         """
@@ -427,6 +424,22 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
 async def enter(client: LockClient, *, lazily: bool) -> None:
     """Do what ``async with`` does first, or leave the store to the first call. For this package alone."""
     await client._enter(lazily=lazily)  # noqa: SLF001
+
+
+def job_of(client: LockClient, name: str, at_least_for: Seconds, at_least_on: AtLeastOn, options: LockOptions) -> Job:
+    """Describe a job of *client*. For this package alone."""
+    from fencing_sdk.recipes.jobs import Job
+
+    return Job(
+        client.lock,
+        client._observers,  # noqa: SLF001
+        client._clock,  # noqa: SLF001
+        name=name,
+        at_least_for=at_least_for,
+        at_least_on=at_least_on,
+        label=client._label,  # noqa: SLF001
+        options=options,
+    )
 
 
 def drain_of(client: LockClient) -> float | None:

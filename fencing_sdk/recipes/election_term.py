@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.lease_scope import PlainScope, paced_scope
@@ -73,31 +73,28 @@ class TermLife(Generic[L]):
     """
     What is decided about a term, whether a task or a thread works under it.
 
-    A term is entered at once and once, and only while it is one of the election: it is won, and then it is entered or
-    forfeited. A block of a task and one of a thread carry these decisions out, each in its own way.
+    A term is entered at once and once, and only while it is one of the election: it begins, and then it is entered or
+    abandoned. A block of a task and one of a thread carry these decisions out, each in its own way.
     """
 
-    __slots__ = ("_pid", "election", "entered", "forfeited", "lease", "stopped")
+    __slots__ = ("_abandoned", "_pid", "_statement", "election", "entered", "lease", "stopped")
 
-    block: ClassVar[str]
-    """How the body is written: ``async with`` or ``with``."""
-
-    def __init__(self, election: ElectionState, lease: L) -> None:
+    def __init__(self, election: ElectionState, lease: L, statement: str) -> None:
         self._pid = os.getpid()
+        self._statement = statement  # by which the body is written: ``async with`` or ``with``
+        self._abandoned: str | None = None  # when it should have been entered, once its lock is released
         self.election = election
         self.lease = lease
         self.entered = False
         self.stopped = False
         """True if the body has to end although the lease is held."""
-        self.forfeited: str | None = None
-        """When it should have been entered, once its lock is released."""
 
     @property
     def over(self) -> bool:
         """True if the body is to end: the lead was lost, the election resigned, or the client drains."""
         return self.stopped or not self.lease.held or self.election.engine().draining.begun
 
-    def win(self) -> None:
+    def begin(self) -> None:
         """Make it a term of the election, which refers to it from now on. The caller ends it."""
         self.election.here.terms[self] = None
 
@@ -123,23 +120,23 @@ class TermLife(Generic[L]):
                 "go on with the loop in the child"
             )
             raise UsageError(msg)
-        if self.forfeited is not None:
-            raise self._not_entered(self.forfeited)
+        if self._abandoned is not None:
+            raise self._not_entered(self._abandoned)
         if self.entered or self not in self.election.here.terms:
             msg = f"a term of election {name} is entered once, and in its loop"
             raise UsageError(msg)
 
-    def forfeit(self, when: str) -> bool:
+    def abandon(self, when: str) -> bool:
         """End a term that was not entered by then; return whether the caller is to release its lock."""
-        if self.entered or self._inherited or self.forfeited is not None:
+        if self.entered or self._inherited or self._abandoned is not None:
             return False
         self.end()
-        self.forfeited = when
+        self._abandoned = when
         name = shown(self.election.name)
         logger.warning("a term of election %s was not entered %s; its lock is released", name, when)
         return True
 
-    def pass_over(self) -> UsageError | None:
+    def refuse_unentered(self) -> UsageError | None:
         """
         End a term that was not entered when its loop goes on; return the error, as its body would run without the lead.
 
@@ -148,8 +145,8 @@ class TermLife(Generic[L]):
         if self.entered or self._inherited:
             return None
         self.end()
-        self.forfeited = self.forfeited or "before its loop went on"
-        return self._not_entered(self.forfeited)
+        self._abandoned = self._abandoned or "before its loop went on"
+        return self._not_entered(self._abandoned)
 
     def swallows(self, raised: BaseException | None, end: BaseException | None) -> bool:
         """
@@ -173,7 +170,7 @@ class TermLife(Generic[L]):
     def _not_entered(self, when: str) -> UsageError:
         return UsageError(
             f"a term of election {shown(self.election.name)} was not entered {when}, so its lock was released; "
-            f"write '{self.block} term as lease:' as the first line of the loop"
+            f"write '{self._statement} term as lease:' as the first line of the loop"
         )
 
 
@@ -219,18 +216,16 @@ class ElectionTerm(Uncopied):
 class TermBlock(TermLife[Lease]):
     """The block of a task: a scope inside that of its lock."""
 
-    __slots__ = ("_forfeiting", "_forget", "_lock", "_loop", "_scope", "_timer")
-
-    block = "async with"
+    __slots__ = ("_forget", "_lock", "_loop", "_releasing", "_scope", "_timer")
 
     def __init__(self, election: ElectionState, lock: Lock, lease: Lease) -> None:
-        super().__init__(election, lease)
+        super().__init__(election, lease, "async with")
         self._lock = lock
         self._scope: PlainScope | None = None
         self._forget: Callable[[], object] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(lease.ttl, self._give_up, "within one ttl", context=Context())
-        self.win()
+        self.begin()
 
     def enter(self) -> None:
         """
@@ -276,7 +271,7 @@ class TermBlock(TermLife[Lease]):
         Raises:
             UsageError: it was not, and its body would have run without the lead.
         """
-        if (error := self.pass_over()) is not None:
+        if (error := self.refuse_unentered()) is not None:
             self._timer.cancel()
             await self.lease.release()
             raise error
@@ -288,9 +283,9 @@ class TermBlock(TermLife[Lease]):
                 self._loop.call_soon_threadsafe(self._give_up, "before its loop was left", context=Context())
 
     def _give_up(self, when: str) -> None:
-        if self.forfeit(when):
+        if self.abandon(when):
             self._timer.cancel()
-            self._forfeiting = self._loop.create_task(self.lease.release(), context=Context())
+            self._releasing = self._loop.create_task(self.lease.release(), context=Context())
 
     def _on_drain(self) -> None:
         if self.election.finish_within > 0:

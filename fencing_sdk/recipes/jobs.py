@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from fencing_sdk._arguments import LockOptions
-from fencing_sdk._lease import state_of
+from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._lock import Lock
-from fencing_sdk._name_template import template_for_tasks
+from fencing_sdk._name_template import NameTemplate, template_for_tasks
 from fencing_sdk._values.claim import LockName, check_name, name_for
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import Observers
@@ -41,40 +41,25 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran(dict[str, object], Generic[R]):
-    """
-    The call got the lock, and the function returned.
-
-    It is a dict, too: ``{"outcome": "ran", "value": ..., "token": ..., "held_for": ...}``. So a task queue that stores
-    results as JSON stores it, if the function returns what JSON can carry.
-    """
+class Ran(Generic[R]):
+    """The call got the lock, and the function returned."""
 
     value: R
-    """What the function returned."""
+    """The return value of the function."""
     token: int
     """The number of the lease that it ran under, which is over."""
     held_for: float
     """Seconds from the grant to the end of the function."""
 
-    def __post_init__(self) -> None:
-        self.update(outcome=JobOutcome.RAN.value, value=self.value, token=self.token, held_for=self.held_for)
-
 
 @dataclass(frozen=True, slots=True)
-class Skipped(dict[str, object]):
-    """
-    The call found the lock held, and the function was not called.
-
-    It is a dict, too: ``{"outcome": "skipped", "name": ..., "retry_after": ...}``.
-    """
+class Skipped:
+    """The call found the lock held, and the function was not called."""
 
     name: str
     """The name of the lock."""
     retry_after: float | None
     """Seconds after which the lock may be free, or None where the store does not report it."""
-
-    def __post_init__(self) -> None:
-        self.update(outcome=JobOutcome.SKIPPED.value, name=self.name, retry_after=self.retry_after)
 
 
 AtLeastOn: TypeAlias = Literal["success", "any"]
@@ -84,135 +69,176 @@ JobFunction: TypeAlias = Callable[P, Coroutine[Any, Any, Ran[R] | Skipped]]
 """A decorated function: its call returns whether it ran."""
 
 
-class Jobs:
-    """Decorates functions with locks of one client."""
+class Job:
+    """
+    A job, described: what its calls share.
 
-    def __init__(self, make_lock: Callable[..., Lock], observers: Observers, clock: Clock, label: str | None) -> None:
-        self._make_lock = make_lock
-        self._label = label
-        self._observers = observers
-        self._clock = clock
+    Raises:
+        ConfigurationError: a parameter cannot work.
+    """
 
-    def decorator(
-        self, name: str, at_least_for: Seconds, at_least_on: AtLeastOn, options: LockOptions
-    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], JobFunction[P, R]]:
-        """
-        Check what is known at decoration, and return the decorator.
-
-        Raises:
-            ConfigurationError: a parameter cannot work.
-        """
-        checked = check_name(name)
-        least = check_at_least_for(at_least_for)
+    def __init__(
+        self,
+        make_lock: Callable[..., Lock],
+        observers: Observers,
+        clock: Clock,
+        *,
+        name: str,
+        at_least_for: Seconds,
+        at_least_on: AtLeastOn,
+        label: str | None,
+        options: LockOptions,
+    ) -> None:
+        self.name = check_name(name)
+        self.observers = observers
+        self.clock = clock
+        self.at_least_for = check_at_least_for(at_least_for)
         if at_least_on not in get_args(AtLeastOn):
             msg = f"at_least_on must be 'success' or 'any', not {shown(at_least_on)}"
             raise ConfigurationError(msg)
+        self.kept_if_failed = at_least_on == "any"
         if "wait" in options:
             msg = "a job takes no wait: a call that waited for another run would do the work of one tick twice"
             raise ConfigurationError(msg)
-        self._make_lock("checked-when-decorated", **options)
-        ttl = seconds(options.get("ttl", DEFAULT_TTL), "ttl")
+        make_lock("checked-when-decorated", **options)
+        self._make_lock = make_lock
+        self._label = label
+        self._options = options
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
-            template = template_for_tasks(name, function, "job")
-            self._observers.measure("job_made", LockName(checked, checked, "job"))
+    def decorate(self, function: Callable[P, Coroutine[Any, Any, R]]) -> JobFunction[P, R]:
+        """
+        Decorate a coroutine function.
 
-            @functools.wraps(function)
-            async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                label = say_kept(label_of(options.get("label"), self._label), least, ttl)
-                described = options | {"label": label}
-                lock = self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described)
-                call = _JobCall(self._observers, self._clock, lock.name, least, at_least_on)
-                return await call.run(lock, functools.partial(function, *args, **kwargs))
+        Raises:
+            ConfigurationError: it is none, or its parameters do not fit the name.
+        """
+        template = template_for_tasks(self.name, function, "job")
+        self.report_made()
 
-            return once
+        @functools.wraps(function)
+        async def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
+            return await self.call(template, args, kwargs).run(functools.partial(function, *args, **kwargs))
 
-        return decorate
+        return once
+
+    def report_made(self) -> None:
+        """Report a decorated function, whose runs are counted from 0."""
+        self.observers.measure("job_made", LockName(self.name, self.name, "job"))
+
+    def call(self, template: NameTemplate, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobCall:
+        """Describe one call."""
+        ttl = seconds(self._options.get("ttl", DEFAULT_TTL), "ttl")
+        label = say_kept(label_of(self._options.get("label"), self._label), self.at_least_for, ttl)
+        described = self._options | {"label": label}
+        return JobCall(self, self._make_lock(name_for("job", template.fill(args, kwargs)), wait=0, **described))
 
 
 _LAST_MOMENT = 3.0
 """Seconds for which a run that is cancelled, or that ends the process, waits until the store keeps the lock."""
 
 
-class _JobCall:
-    """One call of a job, and the one event that reports its end."""
+class JobCall:
+    """
+    One call of a job, and the one event that reports its end.
 
-    def __init__(
-        self, observers: Observers, clock: Clock, name: str, at_least_for: float, at_least_on: AtLeastOn
-    ) -> None:
-        self._observers = observers
-        self._clock = clock
-        self._name = name
-        self._at_least_for = at_least_for
-        self._kept_if_failed = at_least_on == "any"
-        self._state: LeaseState | None = None
+    A task calls `run`. A thread takes the lock by `acquire`, ends its body by `park` or `park_failed`, and reports.
+    """
+
+    def __init__(self, job: Job, lock: Lock) -> None:
+        self.name = lock.name
+        self.state: LeaseState | None = None
+        """The lease under which the function runs, or None while there is none."""
+        self._job = job
+        self._lock = lock
         self._held_for = 0.0
         self._lost = False
 
-    async def run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
+    async def run(self, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
+        """Run *function* under the lock, in this task."""
         try:
-            outcome = await self._run(lock, function)
+            async with self._lock as lease:
+                self._begin(state_of(lease))
+                try:
+                    value = await function()
+                except GeneratorExit:  # nothing can be awaited, and its loop may be gone
+                    if (state := self._fail()).keep_for:
+                        _leave_behind(state)
+                    raise
+                except BaseException as error:
+                    await self.park_failed(error)
+                    raise
+                await self.park()
         except BaseException as error:
-            self._report(JobOutcome.LOST if self._is_loss(error) else JobOutcome.FAILED)
+            self.report(error)
+            if self.state is None and isinstance(error, LockHeldError):
+                return Skipped(self.name, error.retry_after)
             raise
-        self._report(JobOutcome.RAN if isinstance(outcome, Ran) else JobOutcome.SKIPPED)
-        return outcome
+        self.report()
+        return self.ran(value)
 
-    async def _run(self, lock: Lock, function: Callable[[], Coroutine[Any, Any, R]]) -> Ran[R] | Skipped:
-        async with AsyncExitStack() as held:
-            try:
-                lease = await held.enter_async_context(lock)
-            except LockHeldError as refusal:  # not one that the function raises about another lock
-                return Skipped(lock.name, refusal.retry_after)
-            state = self._state = state_of(lease)
-            state.keep_for = self._at_least_for  # whatever ends the lease: the function itself, too
-            try:
-                value = await function()
-            except BaseException as error:
-                if not self._kept_if_failed:  # the end of the block releases the lock
-                    self._held_for, state.keep_for = state.held_for, 0.0
-                    raise
-                if isinstance(error, GeneratorExit):  # nothing can be awaited, and its loop may be gone
-                    self._held_for = state.held_for
-                    _leave_behind(state)
-                    raise
-                await self._keep_after(error, state, within=None if isinstance(error, Exception) else _LAST_MOMENT)
-                raise
-            await self._keep(state)
-            return Ran(value, state.number, self._held_for)
-        raise AssertionError  # an exit stack of a lock takes no error back
-
-    async def _keep_after(self, error: BaseException, state: LeaseState, *, within: float | None) -> None:
-        """Park the lock of a run that failed. The error of the function leaves as it is."""
+    async def acquire(self, *, wait: EllipsisType = ...) -> Lease:
+        """Take the lock for a thread. A call that fails here is reported."""
         try:
-            await self._keep(state, within=within)
+            lease = await self._lock.acquire(wait=wait)
+        except BaseException as error:
+            self.report(error)
+            raise
+        self._begin(state_of(lease))
+        return lease
+
+    def _begin(self, state: LeaseState) -> None:
+        self.state = state
+        state.keep_for = self._job.at_least_for  # whatever ends the lease: the function itself, too
+
+    def _fail(self) -> LeaseState:
+        """Note that the function has failed, and how long its lock stays taken."""
+        state = self.state
+        assert state is not None  # the function has run
+        self._held_for = state.held_for
+        if not self._job.kept_if_failed:  # the end of the block releases the lock
+            state.keep_for = 0.0
+        return state
+
+    async def park(self, *, within: float | None = None) -> None:
+        """Leave the lock to its ttl, until the time of the job is over."""
+        state = self.state
+        assert state is not None  # the function has run
+        self._held_for = state.held_for
+        try:
+            await keep(state, self._job.at_least_for, within=within)
+        except asyncio.CancelledError as error:
+            self._lost = isinstance(error.__cause__, LeaseLostError)
+            raise
+
+    async def park_failed(self, error: BaseException) -> None:
+        """Park the lock of a run that failed, if the job asks for that. The *error* of the function leaves as it is."""
+        if not (state := self._fail()).keep_for:
+            return
+        try:
+            await self.park(within=None if isinstance(error, Exception) else _LAST_MOMENT)
         except LeaseLostError as loss:
             self._lost = True
             if state.lost is None:  # else the end of the block says it
                 error.add_note(f"fencing_sdk: {loss}")
 
-    async def _keep(self, state: LeaseState, *, within: float | None = None) -> None:
-        self._held_for = state.held_for
-        try:
-            await keep(state, self._at_least_for, within=within)
-        except asyncio.CancelledError as error:
-            self._lost = isinstance(error.__cause__, LeaseLostError)
-            raise
+    def ran(self, value: R) -> Ran[R]:
+        """Return the outcome of a run whose function returned *value*."""
+        assert self.state is not None  # the function has run
+        return Ran(value, self.state.number, self._held_for)
 
-    def _is_loss(self, error: BaseException) -> bool:
-        state = self._state
+    def report(self, error: BaseException | None = None) -> None:
+        """Report the end of the call, which *error* leaves."""
+        state, outcome = self.state, JobOutcome.RAN
         if state is None:
-            return False
-        mine = isinstance(error, LeaseLostError) and (error.name, error.token) == (state.name, state.number)
-        return self._lost or mine or state.lost is not None
-
-    def _report(self, outcome: JobOutcome) -> None:
-        if self._observers:
-            state, now = self._state, self._clock.now()
-            self._observers.emit(
+            outcome = JobOutcome.SKIPPED if isinstance(error, LockHeldError) else JobOutcome.FAILED
+        elif error is not None:
+            mine = isinstance(error, LeaseLostError) and (error.name, error.token) == (state.name, state.number)
+            outcome = JobOutcome.LOST if self._lost or mine or state.lost is not None else JobOutcome.FAILED
+        if observers := self._job.observers:
+            observers.emit(
                 JobEnded(
-                    name=self._name,
-                    at=now,
+                    name=self.name,
+                    at=self._job.clock.now(),
                     holder=None if state is None else state.holder,
                     outcome=outcome,
                     token=None if state is None else state.number,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,20 +14,21 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from fencing_sdk._arguments import ElectionOptions, LockOptions, check_flag
+from fencing_sdk._arguments import ElectionOptions, LockOptions
 from fencing_sdk._client import LockClient as TaskLockClient
+from fencing_sdk._client import job_of
+from fencing_sdk._client_operating import draining_of
+from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values.claim import Holder, Waiting, check_name
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.recipes.drain_signals import check_signals
+from fencing_sdk.recipes.drain_signals import DrainBlock, check_signals
 from fencing_sdk.recipes.jobs import AtLeastOn, Ran, Skipped
-from fencing_sdk.sync._lock import Election, Lock, MultiLock, ReadWriteLock, Semaphore, as_leader
-from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._signals import DrainOnSignals, InterruptingLock
-from fencing_sdk.sync._thread_call import InThread, carried
+from fencing_sdk.sync._bridge import ClosedMeanwhileError, LoopThread
+from fencing_sdk.sync._lock import Election, Lock, MultiLock, ReadWriteLock, Semaphore, as_leader, run_job
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +86,7 @@ class LockClient(Uncopied):
         client again.
 
         Raises:
-            UsageError: this is the body of a job, or the client's own thread.
+            UsageError: this is the client's own thread.
         """
         self._bridge().close()
 
@@ -91,7 +94,6 @@ class LockClient(Uncopied):
         self,
         name: str,
         *,
-        interrupt: bool = False,
         cancel: threading.Event | None = None,
         **options: Unpack[LockOptions],
     ) -> Lock:
@@ -100,9 +102,6 @@ class LockClient(Uncopied):
 
         Args:
             name: What is protected, such as ``"invoices/42"``.
-
-            interrupt: Whether a loss raises `LeaseLostError` inside the ``with`` at once, also in a call that blocks.
-                It works in the main thread alone, by the signal SIGURG, and not in C code that never looks at signals.
 
             cancel: An event that ends the wait for the lock, within a twentieth of a second, by an
                 `AcquireCancelledError`. It does nothing to a body. So for multi-locks, semaphores, readers and writers;
@@ -113,14 +112,12 @@ class LockClient(Uncopied):
         Raises:
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
-        kind = InterruptingLock if check_flag(interrupt, "interrupt") else Lock
-        return kind(self._bridge, self._client.lock(name, **options), cancel)
+        return Lock(self._bridge, self._client.lock(name, **options), cancel)
 
     def locking(
         self,
         name: str,
         *,
-        interrupt: bool = False,
         cancel: threading.Event | None = None,
         **options: Unpack[LockOptions],
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -141,7 +138,7 @@ class LockClient(Uncopied):
 
             @functools.wraps(function)
             def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(template.fill(args, kwargs), interrupt=interrupt, cancel=cancel, **options):
+                with self.lock(template.fill(args, kwargs), cancel=cancel, **options):
                     return function(*args, **kwargs)
 
             return under_lock
@@ -165,15 +162,16 @@ class LockClient(Uncopied):
         Raises:
             ConfigurationError: as `fencing_sdk.LockClient.job`, or the function is a coroutine function or a generator.
         """
-        job = self._client.job(name, at_least_for=at_least_for, at_least_on=at_least_on, **options)
+        job = job_of(self._client, name, at_least_for, at_least_on, options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:
-            template_for_threads(name, function, "job")
-            job(_as_task(function, None))  # a template that cannot work is refused now
+            template = template_for_threads(name, function, "job")
+            job.report_made()
 
             @functools.wraps(function)
             def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
-                return self._bridge().call_around(lambda here: job(_as_task(function, here))(*args, **kwargs))
+                body = functools.partial(function, *args, **kwargs)
+                return run_job(self._bridge, job.call(template, args, kwargs), body)
 
             return once
 
@@ -339,31 +337,16 @@ class LockClient(Uncopied):
         """
         _check_runs(function, runs=callable(function))
 
-        async def called() -> R:
-            try:
-                running = function(*args, **kwargs)
-            except StopIteration as error:
-                raise carried(error) from None
+        def called() -> Coroutine[Any, Any, R]:
+            running = function(*args, **kwargs)
             _check_runs(function, runs=inspect.isawaitable(running))
-            return await running
+            return running
 
         return self._bridge().call(called)
 
     def _bridge(self) -> LoopThread:
-        """The bridge of this process."""
         bridge = self._bridges.get(os.getpid())
         return bridge or self._bridges.setdefault(os.getpid(), LoopThread(self._client))
-
-
-def _as_task(function: Callable[P, R], in_thread: InThread | None) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return what a decorator of the client takes: a coroutine function, which has the calling thread do the work."""
-
-    @functools.wraps(function)
-    async def task(*args: P.args, **kwargs: P.kwargs) -> R:
-        assert in_thread is not None  # without a thread it is looked at, and not called
-        return await in_thread(functools.partial(function, *args, **kwargs))
-
-    return task
 
 
 def _check_runs(function: object, *, runs: bool) -> None:
@@ -372,3 +355,52 @@ def _check_runs(function: object, *, runs: bool) -> None:
             function.close()  # or Python warns that it was never awaited
         msg = f"run() calls an 'async def' function with the arguments that follow it, got {shown(function)}"
         raise ConfigurationError(msg)
+
+
+class DrainOnSignals(DrainBlock):
+    """
+    The block during which a signal drains the client. Made by `LockClient.draining_on`.
+
+    Nothing is cancelled. After the first signal, threads that wait for a lock leave the line by a `DrainingError`, and
+    bodies go on. After the second one, the leases are lost, which bodies learn as from every loss.
+    """
+
+    __slots__ = ("_bridge", "_client", "_loop")
+
+    def __init__(
+        self,
+        bridge: Callable[[], LoopThread],
+        client: TaskLockClient,
+        signals: tuple[signal.Signals, ...],
+        within: float,
+    ) -> None:
+        super().__init__(signals, within)
+        self._bridge = bridge
+        self._client = client
+
+    def __enter__(self) -> None:
+        self._refuse_another_entry()
+        self._loop = self._bridge().open()
+        self._entered = True
+        self._handlers.set()
+        draining_of(self._client).around = tuple(map(state_of, held_here()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            if self._received:
+                with contextlib.suppress(ClosedMeanwhileError):  # all was released
+                    self._bridge().call(functools.partial(self._drain, self._within), only=self._loop)
+        finally:
+            self._handlers.restore()
+        return self._swallows(raised)
+
+    def _receive(self, number: int) -> None:
+        bound = self._bound(number)
+        with contextlib.suppress(ClosedMeanwhileError):
+            self._bridge().watch(functools.partial(self._drain, bound), self._loop)
+
+    async def _drain(self, within: float) -> None:
+        if self._client.status().open:
+            await self._client.drain(within=within)

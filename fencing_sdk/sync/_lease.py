@@ -15,10 +15,10 @@ import contextlib
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from fencing_sdk._lease import AnyLease, end_block, pop, push, state_of
 from fencing_sdk._lease import Lease as TaskLease
@@ -28,11 +28,9 @@ from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, LossReason, UsageError, shown
 from fencing_sdk.recipes.multilock import release_all
-from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._thread_call import ClosedMeanwhileError, this_thread
+from fencing_sdk.sync._bridge import ClosedMeanwhileError, LoopThread, this_thread
 
 R = TypeVar("R")
-M = TypeVar("M", bound="Enterable")
 H = TypeVar("H", bound="Lease | Mapping[str, Lease]")
 
 Bridge = Callable[[], LoopThread]
@@ -40,13 +38,6 @@ Bridge = Callable[[], LoopThread]
 
 LossCallback = Callable[[LossReason], object]
 """Called in a thread of its own with the reason of the loss."""
-
-
-class Enterable(Protocol):
-    """What may stand in a ``with``."""
-
-    @property
-    def _blocks(self) -> list[Block]: ...
 
 
 class Block:
@@ -71,7 +62,7 @@ class Block:
         self._owner = weakref.ref(owner, self.drop)
 
     def leases(self) -> tuple[Lease, ...]:
-        """What the block holds, in the order in which it was taken."""
+        """Return the leases of the block, in the order in which they were taken."""
         if self.held is None:
             return ()
         return (self.held,) if isinstance(self.held, Lease) else tuple(self.held.values())
@@ -143,47 +134,25 @@ def begin(blocks: list[Block], *, current: bool = True) -> Block:
     return block
 
 
-class _OwnedExit(Generic[M, R]):
+class _OwnedExit(Generic[R]):
     """An ``__exit__`` that is another object for each ``with``, and owns its block."""
 
-    def __init__(self, leave: Callable[[M, Block, BaseException | None], R]) -> None:
+    def __init__(self, leave: Callable[[Any, Block, BaseException | None], R]) -> None:
         self._leave = leave
 
-    def __get__(self, entered: M | None, _: type[M]) -> Callable[..., R]:
+    def __get__(self, entered: Any, _: object) -> Callable[..., R]:
         if entered is None:
-            return partial(_leave_unowned, self._leave)
+            return partial(self._end, None)
         block = Block(entered._blocks)  # noqa: SLF001
-        leaving = partial(_leave_owned, self._leave, entered, block)
+        leaving = partial(self._end, block, entered)  # no frame refers to it, so that a traceback does not keep it
         block.own_by(leaving)
         return leaving
 
-
-def _leave_owned(
-    leave: Callable[[M, Block, BaseException | None], R],
-    entered: M,
-    block: Block,
-    _: object,
-    raised: BaseException | None,
-    __: object,
-) -> R:
-    return leave(entered, _left(entered, block if block.begun else None), raised)
+    def _end(self, block: Block | None, entered: Any, _: object, raised: BaseException | None, __: object) -> R:
+        return self._leave(entered, _left(entered, block if block is not None and block.begun else None), raised)
 
 
-def _leave_unowned(
-    leave: Callable[[M, Block, BaseException | None], R],
-    entered: M,
-    _: object,
-    raised: BaseException | None,
-    __: object,
-) -> R:
-    return leave(entered, _left(entered, None), raised)
-
-
-LEAVING = {_leave_owned.__code__, _leave_unowned.__code__}
-"""The code that no loss interrupts: that at the end of every block. A simulation adds the code that drives it."""
-
-
-def _left(entered: Enterable, block: Block | None) -> Block:
+def _left(entered: Any, block: Block | None) -> Block:
     """
     Return the *block* that is left: where it is not known, the last one that this thread has begun.
 
@@ -208,13 +177,13 @@ def _left(entered: Enterable, block: Block | None) -> Block:
 
 
 def owned(
-    leave: Callable[[M, Block, BaseException | None], R],
+    leave: Callable[[Any, Block, BaseException | None], R],
 ) -> Callable[[Any, type[BaseException] | None, BaseException | None, TracebackType | None], R]:
     """Make an ``__exit__`` that owns its block, from a method that ends the block and takes what the body raised."""
     return cast("Callable[..., R]", _OwnedExit(leave))
 
 
-def leave_block(_: Enterable, block: Block, raised: BaseException | None) -> None:
+def leave_block(_: object, block: Block, raised: BaseException | None) -> None:
     """End the *block*, and do nothing else."""
     block.leave(raised)
 
@@ -291,12 +260,17 @@ class Lease(AnyLease):
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has released it
             self._bridge.call(partial(end_block, self._handle, raised), only=self._state.loop)
 
+    def _end_job(self, park: Callable[[], Awaitable[None]]) -> None:
+        """Run what decides whether the lock of a job stays taken."""
+        with contextlib.suppress(ClosedMeanwhileError):  # the lease is lost, which the end of the block says
+            self._bridge.call(park, only=self._state.loop)
+
     def _let_go(self) -> None:
         """Have the loop release the lock, unless that was done. Nothing waits for it."""
         state = self._state
         if not state.released and state.pid == os.getpid():
             with contextlib.suppress(RuntimeError):  # the loop is closed, which released it
-                state.loop.call_soon_threadsafe(_abandon, self._handle)
+                state.loop.call_soon_threadsafe(_abandon, self._handle)  # which lives until then: else it warns
 
 
 class PermitLease(Lease):
@@ -316,7 +290,7 @@ async def release_leases(*leases: Lease | None) -> None:
 
 
 def _abandon(handle: TaskLease) -> None:
-    state = state_of(handle)  # its handle is kept until here: a lease that is dropped earlier warns
+    state = state_of(handle)
     state.keeper.abandon(state)
 
 

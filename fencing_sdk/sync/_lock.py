@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import NoReturn, ParamSpec, TypeVar, cast
 
@@ -25,26 +26,20 @@ from fencing_sdk._lock import Lock as TaskLock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseLostError, shown
+from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.recipes.election import Election as TaskElection
 from fencing_sdk.recipes.election import ElectionStanding, candidacy_of
 from fencing_sdk.recipes.election_term import TermLife
+from fencing_sdk.recipes.jobs import JobCall, Ran, Skipped
 from fencing_sdk.recipes.mixed_fleet import OldLock
 from fencing_sdk.recipes.mixed_fleet import beside as both_locks
 from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
 from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
-from fencing_sdk.recipes.shares import (
-    ReadWriteLock as TaskReadWriteLock,
-)
-from fencing_sdk.recipes.shares import (
-    Semaphore as TaskSemaphore,
-)
-from fencing_sdk.recipes.shares import (
-    enter_one_of_the_two,
-)
+from fencing_sdk.recipes.shares import ReadWriteLock as TaskReadWriteLock
+from fencing_sdk.recipes.shares import Semaphore as TaskSemaphore
+from fencing_sdk.recipes.shares import enter_one_of_the_two
+from fencing_sdk.sync._bridge import Cancel, ClosedMeanwhileError, LoopThread
 from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, leave_block, owned, release_leases
-from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._thread_call import Cancel
 
 
 class Lock(Uncopied):
@@ -105,10 +100,7 @@ class Lock(Uncopied):
         return self._bridge().call(self._lock.locked)
 
     def __enter__(self) -> Lease:
-        return self._enter(begin(self._blocks))
-
-    def _enter(self, block: Block) -> Lease:
-        return block.hold(self._take)
+        return begin(self._blocks).hold(self._take)
 
     __exit__ = owned(leave_block)
 
@@ -282,10 +274,10 @@ class ElectionTerm(Uncopied):
     Everything else that the body raises leaves as it is.
     """
 
-    __slots__ = ("_block", "_blocks")
+    __slots__ = ("_blocks", "_life")
 
-    def __init__(self, block: TermBlock) -> None:
-        self._block = block
+    def __init__(self, life: TermLife[Lease]) -> None:
+        self._life = life
         self._blocks: list[Block] = []
 
     def __repr__(self) -> str:
@@ -294,51 +286,31 @@ class ElectionTerm(Uncopied):
     @property
     def lease(self) -> Lease:
         """The lease of the term."""
-        return self._block.lease
+        return self._life.lease
 
     @property
     def over(self) -> bool:
         """True if the body is to end: the lead was lost, the election resigned, or the client drains."""
-        return self._block.over
+        return self._life.over
 
     def __enter__(self) -> Lease:
-        self._block.enter(self._blocks)
-        return self._block.lease
+        life = self._life
+        life.check_enterable()
+        block = begin(self._blocks)
+        block.ending = life.end
+        block.hold(lambda: life.lease)
+        life.entered = True
+        return life.lease
 
-    def _end(self, block: Block, raised: BaseException | None) -> bool:
-        return self._block.leave(block, raised)
-
-    __exit__ = owned(_end)
-
-
-class TermBlock(TermLife[Lease]):
-    """The block of a thread, which nothing stops: what it holds is released when it has ended."""
-
-    __slots__ = ()
-
-    block = "with"
-
-    def enter(self, blocks: list[Block]) -> None:
-        """
-        Begin the block, as the last of *blocks*.
-
-        Raises:
-            UsageError: as `check_enterable`.
-        """
-        self.check_enterable()
-        block = begin(blocks)
-        block.ending = self.end
-        block.hold(lambda: self.lease)
-        self.entered = True
-
-    def leave(self, block: Block, raised: BaseException | None) -> bool:
-        """End the block and release the lock; return whether *raised* was nothing but the end of the term."""
+    def _leave(self, block: Block, raised: BaseException | None) -> bool:
         end = raised
         try:
             block.leave(raised)
         except LeaseLostError as error:
             end = error
-        return self.swallows(raised, end)
+        return self._life.swallows(raised, end)
+
+    __exit__ = owned(_leave)
 
 
 class Election(Uncopied):
@@ -392,36 +364,34 @@ class Election(Uncopied):
 
     def __iter__(self) -> Iterator[ElectionTerm]:
         resigned = False
-        while (block := self._stand(resigned=resigned)) is not None:
+        while (life := self._stand(resigned=resigned)) is not None:
             try:
-                block.win()
-                yield ElectionTerm(block)
-                if (error := block.pass_over()) is not None:
-                    block.lease.release()
+                life.begin()
+                yield ElectionTerm(life)
+                if (error := life.refuse_unentered()) is not None:
+                    life.lease.release()
                     raise error
             finally:
-                if block.forfeit("before its loop was left"):
-                    block.lease.release()
-            resigned = block.stopped
+                if life.abandon("before its loop was left"):
+                    life.lease.release()
+            resigned = life.stopped
 
-    def _stand(self, *, resigned: bool) -> TermBlock | None:
+    def _stand(self, *, resigned: bool) -> TermLife[Lease] | None:
         """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
         bridge, candidacy = self._bridge(), candidacy_of(self._election)
 
-        async def stood() -> TermBlock | None:
+        async def stood() -> TermLife[Lease] | None:
             handle = await candidacy.stand(resigned=resigned)
             lease = None if handle is None else Lease(handle, bridge, self._bridge)
-            return None if lease is None else TermBlock(candidacy.election, lease)
+            return None if lease is None else TermLife(candidacy.election, lease, "with")
+
+        async def release(life: TermLife[Lease] | None) -> None:
+            await release_leases(None if life is None else life.lease)
 
         try:
-            return bridge.call(stood, undo=_release_term, cancel=self._cancel)
+            return bridge.call(stood, undo=release, cancel=self._cancel)
         except AcquireCancelledError:
             return None
-
-
-async def _release_term(block: TermBlock | None) -> None:
-    if block is not None:
-        await release_leases(block.lease)
 
 
 def as_leader(
@@ -441,3 +411,41 @@ def as_leader(
         return None
 
     return elected
+
+
+def run_job(bridge: Bridge, call: JobCall, function: Callable[[], R]) -> Ran[R] | Skipped:
+    """
+    Run *function* in this thread, under the lock of *call*.
+
+    Raises:
+        BaseException: as `fencing_sdk.recipes.jobs.JobCall.run`.
+    """
+    try:
+        with Lock(bridge, cast("TaskLock", call)) as lease:
+            try:
+                value = function()
+            except BaseException as error:
+                lease._end_job(partial(call.park_failed, error))  # noqa: SLF001
+                raise
+            lease._end_job(call.park)  # noqa: SLF001
+    except BaseException as error:
+        if call.state is not None:
+            _report(bridge(), call, error)
+        elif isinstance(error, LockHeldError):
+            return Skipped(call.name, error.retry_after)
+        raise
+    _report(bridge(), call)
+    return call.ran(value)
+
+
+def _report(bridge: LoopThread, call: JobCall, error: BaseException | None = None) -> None:
+    """Report the end in the loop, where observers run."""
+
+    async def report() -> None:
+        call.report(error)
+
+    assert call.state is not None  # the function has run
+    try:
+        bridge.watch(report, call.state.loop)
+    except ClosedMeanwhileError:
+        call.report(error)

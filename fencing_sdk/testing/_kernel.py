@@ -27,10 +27,8 @@ from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revok
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk.backends._shared.row_table import RowTable
 from fencing_sdk.errors import ConfigurationError, FencingError, UsageError, shown
+from fencing_sdk.sync._bridge import Cancel, LoopThread, ThreadCall
 from fencing_sdk.sync._client import LockClient as SyncLockClient
-from fencing_sdk.sync._lease import LEAVING
-from fencing_sdk.sync._loop_thread import LoopThread
-from fencing_sdk.sync._thread_call import Cancel, ThreadCall
 from fencing_sdk.testing._loop import Timeline, check_python, never
 from fencing_sdk.testing._network import Link, Network
 from fencing_sdk.testing._process import Process, ProcessClock
@@ -253,9 +251,6 @@ class WorldBackend:
         """Nothing is open."""
 
 
-LEAVING.add(Timeline.run.__code__)
-
-
 def client_for_threads(client: LockClient, kernel: Kernel, process: Process) -> SyncLockClient:
     """Return a client for plain code, which has *process* do the work of its background thread."""
     locks = SyncLockClient(client)
@@ -275,10 +270,10 @@ class WorldThread(LoopThread):
     def _prepare(
         self,
         function: Callable[[], Awaitable[T]],
-        undo: Callable[[T], Awaitable[object]] | None = None,
-        cancel: Cancel | None = None,
+        undo: Callable[[T], Awaitable[object]] | None,
+        cancel: Cancel | None,
         *,
-        opens: bool = True,
+        opens: bool,
     ) -> ThreadCall[T]:
         if opens:
             self.open()

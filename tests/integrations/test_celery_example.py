@@ -77,7 +77,7 @@ def test_a_task_that_is_delivered_again_does_its_work_once(pool, environment, tm
             text=True,
             timeout=LIMIT,
         )
-        printed = "sent: 5 sent before: 15\nreminders: 3 skipped\n"
+        printed = "sent: 5 sent before: 15\nreminders: 3 None\n"
         assert (done.returncode, done.stdout) == (0, printed), done.stderr + log.read_text()
     assert "Traceback" not in log.read_text()
 

@@ -16,8 +16,7 @@ pytest_plugins = [
 class TestMemory(OnMemory, SyncSuite, SyncRevokingSuite): ...
 
 
-class TestSqlite(OnSqlite, SyncSuite, SyncRevokingSuite, SyncProcessesSuite):
-    survives_fork_in_c = False  # a connection does not, and no hook closes it before
+class TestSqlite(OnSqlite, SyncSuite, SyncRevokingSuite, SyncProcessesSuite): ...
 
 
 class TestRedis(OnRedis, SyncSuite, SyncRevokingSuite, SyncProcessesSuite): ...

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -177,17 +176,6 @@ def test_the_end_of_a_block_says_it_to_a_body_that_does_not_ask(faulty_backend, 
         assert raised.value.reason is reason
 
 
-def test_a_body_that_is_to_be_interrupted_is(faulty_backend, end):
-    went_on = False
-    with connect(faulty_backend) as locks:
-        with pytest.raises(LeaseLostError):
-            with locks.lock(NAME, ttl=3600, interrupt=True):
-                end(current_lease())
-                time.sleep(PATIENCE)
-                went_on = True
-    assert not went_on
-
-
 def test_the_lease_of_a_job_ends_and_a_plain_handle_does_from_any_thread(faulty_backend, end, reason):
     with connect(faulty_backend) as locks:
 
@@ -327,7 +315,7 @@ async def test_a_world_is_driven_by_plain_code_inside_another_loop(lock_world):
 def test_a_lease_of_a_world_ends_and_observers_of_the_loss_are_called_in_order(lock_world, end, reason, named, caplog):
     ada, heard = lock_world.client("Ada"), []
     with pytest.raises(LeaseLostError) as raised:
-        with ada.sync_locks.lock(NAME, interrupt=True) as lease:
+        with ada.sync_locks.lock(NAME) as lease:
             lease.on_lost(heard.append)
             end(NAME if named == "by its name" else lease)
             assert heard == [reason]

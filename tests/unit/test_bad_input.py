@@ -398,7 +398,6 @@ def test_connecting_checks_the_observers_also_where_a_recorder_joins_them(observ
 @pytest.mark.parametrize(
     "build",
     [
-        lambda flag: sync.connect("memory://").lock("a", interrupt=flag),
         lambda flag: aiohttp.guard_middleware(MemoryGuard(), resource="a/{b}", required=flag),
         lambda flag: aiohttp.fencing_middleware(["http://a"], required=flag),
         lambda flag: aiohttp.fencing_middleware(["http://a"], raise_stale=flag),

@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import copy
 import inspect
-import json
-import pickle
 from dataclasses import replace
 
 import anyio
@@ -728,21 +725,6 @@ def test_outcomes_are_plain_values():
     with contextlib.suppress(AttributeError):
         ran.value = 9
     assert ran.value == 7
-
-
-@pytest.mark.parametrize(
-    ("outcome", "stored"),
-    [
-        (Ran([7], 1, 0.5), {"outcome": "ran", "value": [7], "token": 1, "held_for": 0.5}),
-        (Skipped("a", None), {"outcome": "skipped", "name": "a", "retry_after": None}),
-    ],
-)
-def test_an_outcome_is_a_dict_so_a_task_queue_can_store_it_as_json(outcome, stored):
-    assert json.loads(json.dumps(outcome)) == stored == outcome
-    for copied in (pickle.loads(pickle.dumps(outcome)), copy.deepcopy(outcome)):
-        assert copied == outcome
-        assert type(copied) is type(outcome)
-        assert json.loads(json.dumps(copied)) == stored
 
 
 @in_virtual_time

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from inside import CALL_LIMIT, held_here
+from inside import held_here
 from patience import until, wait_until
 from stays import PATIENCE
 
@@ -23,10 +23,9 @@ from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.events import Event, Lost
 from fencing_sdk.recipes.election import Candidacy
 from fencing_sdk.sync import LockClient as SyncLockClient
+from fencing_sdk.sync import _bridge, connect, current_lease, current_token
 from fencing_sdk.sync import _lock as sync_locks
-from fencing_sdk.sync import _loop_thread, connect, current_lease, current_token
-from fencing_sdk.sync._loop_thread import LoopThread, Opening, enter
-from fencing_sdk.sync._thread_call import ThreadBody, this_thread
+from fencing_sdk.sync._bridge import LoopThread, Opening, enter, this_thread
 
 
 @pytest.fixture
@@ -243,18 +242,6 @@ def test_what_an_async_function_raises_by_itself_leaves_as_it_is(locks, error):
         locks.run(fail)
 
 
-def test_the_note_of_a_loss_stays_with_an_error_that_a_coroutine_has_carried(locks, store):
-    @locks.job("a", at_least_for=60)
-    def work():
-        revoke(locks, store)
-        wait_until(lambda: current_lease().lost_reason, what="it is lost")
-        raise StopIteration
-
-    with pytest.raises(StopIteration) as raised:
-        work()
-    assert "lost" in raised.value.__notes__[0]
-
-
 def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, store):
     done = []
 
@@ -269,89 +256,6 @@ def test_a_job_that_has_lost_its_lease_goes_on_and_raises_at_its_end(locks, stor
     with pytest.raises(LeaseLostError):
         work()
     assert done == [True]
-
-
-def test_the_lock_of_a_job_that_is_lost_is_not_released_before_its_body_has_ended(locks):
-    seen = []
-
-    @locks.job("a", at_least_for=60, ttl=30, max_hold=0.1)
-    def work():
-        wait_until(lambda: current_lease().lost_reason, what="it is lost")
-        time.sleep(0.3)
-        seen.append(locks.inspect("a") is not None)
-
-    with pytest.raises(LeaseLostError):
-        work()
-    assert seen == [True]
-
-
-def test_the_body_of_a_job_that_would_wait_for_its_own_end_is_told_so(locks):
-    """The client is closed when the body has ended. The lock is kept as after every run that fails."""
-
-    @locks.job("a", at_least_for=60, at_least_on="any")
-    def work():
-        locks.close()
-
-    with pytest.raises(UsageError, match="this is the body of job 'a', and closing the client would wait"):
-        work()
-    locks.close()
-    assert not free(locks)
-
-
-@pytest.mark.parametrize("error", [None, ValueError("mine"), SystemExit(143)], ids=repr)
-def test_closing_does_not_wait_for_the_body_of_a_job_that_goes_on(locks, monkeypatch, error):
-    """Its lock is left to the ttl, because nothing stops a body."""
-    monkeypatch.setattr(CALL_LIMIT, 0.5)
-    began, closed = threading.Event(), threading.Event()
-
-    @locks.job("a", at_least_for=0.01, ttl=60)
-    def work():
-        lease = current_lease()
-        began.set()
-        while lease.held:
-            time.sleep(0.001)
-        assert closed.wait(PATIENCE)
-        assert free(locks, "b")  # opens the client again
-        if error is not None:
-            raise error
-
-    with ThreadPoolExecutor(1) as pool:
-        ran = pool.submit(work)
-        assert began.wait(PATIENCE)
-        locks.close()
-        closed.set()
-        with pytest.raises(LeaseLostError if error is None else type(error)) as raised:
-            ran.result(PATIENCE)
-    if error is None:
-        assert raised.value.reason is LossReason.CLOSED
-    assert not free(locks)
-
-
-@pytest.mark.parametrize("use", ["leave a block", "ask", "close", "open"])
-def test_closing_and_the_body_of_a_job_that_uses_the_client_do_not_wait_for_each_other(locks, monkeypatch, use):
-    """The body learns of its loss, and ends. The lock of the job is released then, and not left to its ttl."""
-    monkeypatch.setattr(CALL_LIMIT, 2 * PATIENCE)
-    began = threading.Event()
-
-    @locks.job("a", at_least_for=0.01, ttl=60)
-    def work():
-        lease = current_lease()
-        with locks.lock("b") if use == "leave a block" else contextlib.nullcontext():
-            began.set()
-            while lease.held:
-                time.sleep(0.001)
-        {"close": locks.close, "open": locks.__enter__}.get(use, lambda: locks.inspect("b"))()
-
-    with ThreadPoolExecutor(1) as pool:
-        ran = pool.submit(work)
-        assert began.wait(PATIENCE)
-        closing = threading.Thread(target=locks.close)
-        closing.start()
-        closing.join(PATIENCE)
-        assert not closing.is_alive()
-        with pytest.raises(LeaseLostError if use == "leave a block" else UsageError):
-            ran.result(PATIENCE)
-    assert free(locks)
 
 
 # An election
@@ -550,59 +454,6 @@ def test_what_was_granted_when_its_caller_was_interrupted_is_released(locks, mon
         take(locks)
     assert len(granted) == 1
     assert (locks.inspect("a"), locks.inspect("b")) == (None, None)
-
-
-@pytest.mark.parametrize("ran", [True, False])
-def test_a_job_that_is_interrupted_beside_its_body_is_released(locks, monkeypatch, ran):
-    """The signal comes right before the body begins, or right after it has ended."""
-    run = ThreadBody.run
-
-    def interrupted(body):
-        if ran:
-            run(body)
-        raise KeyboardInterrupt
-
-    @locks.job("a", at_least_for=0.01)
-    def work(): ...
-
-    monkeypatch.setattr("fencing_sdk.sync._thread_call._UNDO_LIMIT", 10 * PATIENCE)
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(ThreadBody, "run", interrupted)
-        work()
-    with locks.lock("a", wait=PATIENCE):
-        pass
-    locks.close()
-    assert time.monotonic() - began < 5 * PATIENCE, "a half of the limit, which it does not wait for"
-    assert held_here() == ()
-
-
-def test_a_job_that_is_interrupted_before_it_is_granted_does_not_hand_its_body_over(locks, monkeypatch):
-    """The grant comes while the job is taken back: no thread is there that would run the body."""
-    called, lock = [], fencing_sdk._lock.Lock
-    acquire = lock._acquire
-
-    async def slowly(*args):
-        with contextlib.suppress(asyncio.CancelledError):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            await asyncio.sleep(PATIENCE)
-        return await acquire(*args)
-
-    @locks.job("a", at_least_for=0.01)
-    def work():
-        called.append(True)
-
-    with (
-        locks,
-        pytest.raises(KeyboardInterrupt),
-        handled_by(signal.default_int_handler),
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(lock, "_acquire", slowly)
-        work()
-    with locks.lock("a", wait=PATIENCE):
-        pass
-    assert called == []
 
 
 def test_a_caller_that_is_interrupted_when_its_call_is_posted_leaves_nothing_behind(locks, monkeypatch):
@@ -949,7 +800,7 @@ def opening(act, *, when, may_end=lambda: True):
             act()
 
     with handled_by(lambda *_: act()), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_loop_thread, "enter", enter_slowly)
+        patch.setattr(_bridge, "enter", enter_slowly)
         patch.setattr(threading.Thread, "start", started)
         patch.setattr(Opening, "wait", waited)
         yield

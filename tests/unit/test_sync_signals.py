@@ -21,7 +21,7 @@ from patience import wait_until
 
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.sync import LockClient, connect
-from fencing_sdk.sync._thread_call import this_thread
+from fencing_sdk.sync._bridge import this_thread
 
 MEASURED = sys.gettrace() is not None
 """Coverage is measured."""
@@ -65,11 +65,6 @@ def permit(locks: LockClient) -> None:
         pass
 
 
-def interrupting(locks: LockClient) -> None:
-    with locks.lock("a", interrupt=True):
-        pass
-
-
 def lead(locks: LockClient) -> None:
     for term in locks.election("a"):
         with term:
@@ -90,7 +85,7 @@ def locked(locks: LockClient) -> None:
 
 
 SHARED: dict[LockClient, Any] = {}
-SHAPES = [enter, shared, fail, handle, several, permit, interrupting, lead, job, locked]
+SHAPES = [enter, shared, fail, handle, several, permit, lead, job, locked]
 
 
 class Steps:
@@ -148,12 +143,10 @@ def test_an_exception_between_any_two_steps_leaves_no_lock_behind(locks, shape):
     shape(locks)
     every = Steps()
     every.run(shape, locks)
-    before = signal.getsignal(signal.SIGURG)
     for step in range(1, every.taken, amount(1, short=31)):
         with contextlib.suppress(Limit):
             Steps(step).run(shape, locks)
         wait_until(lambda: nothing_is_held(locks), what=f"nothing is held after step {step}")
-        assert signal.getsignal(signal.SIGURG) == before
 
 
 def in_coverage(frame: FrameType | None) -> bool:

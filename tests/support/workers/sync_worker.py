@@ -1,69 +1,22 @@
 """
 A process without an event loop that uses locks from its threads, as services do.
 
-    sync_worker.py URL KIND [FILE [FORK]]
+    sync_worker.py URL KIND [FILE]
 
 It says a line for each step, and goes on when it reads one. The kinds are functions below.
 """
 
 import contextlib
-import ctypes
 import os
-import select
-import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
-from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError
+from fencing_sdk import BackendUnavailableError, LeaseLostError
 from fencing_sdk.sync import connect, current_token
 
 locks = connect(sys.argv[1])
 held = []
-
-
-def fork():
-    """Fork, with the argument ``c`` as uWSGI does: Python learns nothing of it."""
-    if sys.argv[4:] != ["c"]:
-        return os.fork()
-    # Python hangs in the child of such a fork if another thread was waiting for the interpreter. So fork while all
-    # threads rest, and again if the child does not survive.
-    while True:
-        while switches() != (time.sleep(0.2) or switches()):
-            pass
-        survives, survived = os.pipe()
-        if (child := ctypes.PyDLL(None).fork()) == 0:
-            contend(0.05)
-            os.write(survived, b".")
-            return 0
-        os.close(survived)
-        with os.fdopen(survives):
-            if select.select([survives], [], [], 5)[0]:
-                return child
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def contend(seconds):
-    """Have two threads compute at the same time."""
-    end = time.monotonic() + seconds
-
-    def compute():
-        while time.monotonic() < end:
-            pass
-
-    other = threading.Thread(target=compute)
-    other.start()
-    compute()
-    other.join()
-
-
-def switches():
-    """How often the other threads have run: the number of one that waits for the interpreter grows every 5 ms."""
-    mine = str(threading.get_native_id())
-    others = [task for task in sorted(Path("/proc/self/task").iterdir()) if task.name != mine]
-    return [[line for line in (task / "status").read_text().splitlines() if "switches" in line] for task in others]
 
 
 def say(*words):
@@ -94,26 +47,19 @@ def see_renewed(lease):
 def counts():
     """Four threads add to a number in a file, under a lock, without any other protection."""
 
-    errors = []
-
     def add():
-        try:
-            for _ in range(5):
-                with locks.lock("a", ttl=60, wait=100) as lease, Path(sys.argv[3]).open("r+") as file:
-                    number = int(file.read())
-                    file.seek(0)
-                    file.write(str(number + 1))
-                    say("token", int(lease.token))
-        except BackendRefusedError as error:
-            errors.append(error)
+        for _ in range(5):
+            with locks.lock("a", ttl=60, wait=100) as lease, Path(sys.argv[3]).open("r+") as file:
+                number = int(file.read())
+                file.seek(0)
+                file.write(str(number + 1))
+                say("token", int(lease.token))
 
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
 
 
 def siblings():
@@ -121,14 +67,12 @@ def siblings():
     locks.inspect("a")
     children = []
     for _ in range(4):
-        if (child := fork()) == 0:
+        if (child := os.fork()) == 0:
             status = 1
             try:
                 counts()
                 locks.close()
                 status = 0
-            except BackendRefusedError as error:
-                sys.stderr.write(f"{type(error).__name__}: {error}\n")
             finally:
                 os._exit(status)
         children.append(child)
@@ -173,14 +117,9 @@ def forks():
     """It forks inside a block. The child is not a holder, and has a client that works."""
     with locks.lock("a", ttl=30, heartbeat_interval=0.3) as lease:
         token = int(lease.token)
-        child = fork()
+        child = os.fork()
         if child == 0:
-            try:
-                found = answered(locks.lock("a").try_acquire)
-            except BackendRefusedError as error:
-                say("refused")
-                sys.stderr.write(f"{error}\n")
-                os._exit(0)
+            found = answered(locks.lock("a").try_acquire)
             say("inert", lease.held, lease.lost_reason.value, found)
             with locks.lock("b", ttl=30) as own:
                 say("child", current_token() == own.token)

@@ -20,69 +20,231 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fencing_sdk._arguments import check_threads_are_real
 from fencing_sdk._client import LockClient as TaskLockClient
 from fencing_sdk._client import drain_of, enter
 from fencing_sdk._client_operating import reach
-from fencing_sdk._lease import Lease as TaskLease
-from fencing_sdk._lease import held_here, state_of
+from fencing_sdk._lease import WaitingThread, run_for
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk._values.observers import logger
-from fencing_sdk.errors import FencingError, UsageError, shown
-from fencing_sdk.sync._thread_call import Cancel, ClosedMeanwhileError, InThread, ThreadCall
+from fencing_sdk._values.token import transaction_looks
+from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, FencingError, UsageError, shown
+
+T = TypeVar("T")
 
 _PAUSE = 0.2
-"""Seconds after which the wait is begun anew: a signal that came right before a sleep does not end it."""
+"""Seconds that the main thread sleeps at most: a signal that came right before the sleep does not end it."""
+_LOOK = 0.05
+"""Seconds after which a thread looks whether its wait is cancelled."""
+_UNDO_LIMIT = 5.0
+"""Seconds that an interrupted caller waits until its call is undone, which goes on after that."""
+_EXIT_LIMIT = 5.0
+"""Seconds that the end of the interpreter waits until the locks are released."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.thread = WaitingThread(threading.current_thread().name)
+
+
+_here = _Here()
+
+
+def this_thread() -> WaitingThread:
+    """Return this thread, as the loops of its clients know it."""
+    return _here.thread
+
+
+class Cancel:
+    """An event that ends the wait for a lock when it is set."""
+
+    __slots__ = ("_event", "_name")
+
+    def __init__(self, event: threading.Event, name: str) -> None:
+        if isinstance(event, type) or not callable(getattr(event, "is_set", None)):
+            msg = f"cancel must be an event that ends the wait, such as threading.Event(), not {shown(event)}"
+            raise ConfigurationError(msg)
+        self._event = event
+        self._name = name
+
+    def check(self, since: float) -> None:
+        """
+        Do nothing until the event is set.
+
+        Raises:
+            AcquireCancelledError: it is; the wait has gone on *since* that moment.
+        """
+        if self._event.is_set():
+            raise AcquireCancelledError(self._name, BootClock.now() - since)
+
+
+class ClosedMeanwhileError(UsageError):
+    """The client was closed before the call was answered; what it held was released."""
+
+
+class ThreadCall(Generic[T]):
+    """One coroutine that a thread waits for."""
+
+    __slots__ = (
+        "_cancel",
+        "_cut_off",
+        "_error",
+        "_function",
+        "_task",
+        "_thread",
+        "_undo",
+        "_undoing",
+        "_value",
+        "_woken",
+        "loop",
+    )
+
+    def __init__(
+        self,
+        function: Callable[[], Awaitable[T]],
+        undo: Callable[[T], Awaitable[object]] | None = None,
+        cancel: Cancel | None = None,
+        *,
+        acquires: bool = True,
+    ) -> None:
+        self._function = function
+        self._undo = undo
+        self._cancel = cancel
+        self._cut_off = False  # the client was closed while the coroutine ran
+        self._woken = threading.Lock()  # held until the coroutine has ended: cheap to sleep on
+        self._woken.acquire()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the call is posted to."""
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._undoing: asyncio.Task[None] | None = None
+        self._thread = this_thread()
+        self._thread.runs_a_loop = loop_here() is not None
+        self._thread.in_transactions = tuple(one for look in transaction_looks for one in look()) if acquires else ()
+
+    # In the loop.
+
+    def begin(self) -> None:
+        """Start the coroutine. Where tasks may be eager, it begins at once, and not in the next turn of the loop."""
+        run_for(self._thread)
+        loop, coroutine = asyncio.get_running_loop(), self._run()
+        if sys.version_info >= (3, 12):
+            self._task = asyncio.Task(coroutine, loop=loop, eager_start=True)
+        else:
+            self._task = loop.create_task(coroutine)
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._function()
+        except BaseException as error:  # noqa: BLE001  (it leaves in the thread that waits)
+            self._error = error
+            if isinstance(error, (asyncio.CancelledError, GeneratorExit)):  # perhaps of the function's own making
+                task = asyncio.current_task() if loop_here() is not None else None
+                self._cut_off = task is None or task.cancelling() > 0
+        finally:
+            self._woken.release()
+
+    async def _take_back(self, undone: threading.Event) -> None:
+        try:
+            if self._task is not None and not self._task.done():
+                self._task.cancel()
+                await asyncio.wait((self._task,))
+            if self._task is not None and self._error is None and self._undo is not None:
+                await self._undo(cast("T", self._value))
+        finally:
+            undone.set()
+
+    # In the thread.
+
+    def wait(self, post: Callable[[], object]) -> T:
+        """Have *post* hand the call to its loop, sleep until it has ended, and return its value, or raise its error."""
+        try:
+            if self._cancel is None:
+                post()
+                self._sleep()
+            else:
+                self._sleep_unless(self._cancel, post)
+            if self._error is None:
+                return self._value  # type: ignore[return-value]  # no call of cast: a signal could come in it
+        except BaseException:  # cancelled, or by the handler of a signal: KeyboardInterrupt, SystemExit, Celery's limit
+            self._undo_in_loop()
+            raise
+        error = self._error
+        try:
+            if self._cut_off:
+                msg = "this client was closed while the call was waiting"
+                raise ClosedMeanwhileError(msg) from None
+            raise error
+        finally:
+            del self, error  # a traceback that keeps its own error keeps leases from being collected
+
+    def _undo_in_loop(self) -> None:
+        loop = self.loop
+        if loop is None:  # nothing was posted
+            return
+        undone = threading.Event()
+
+        def begin() -> None:
+            self._undoing = loop.create_task(self._take_back(undone))
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and has released all
+            loop.call_soon_threadsafe(begin)
+            self._outwait(undone)
+
+    def _outwait(self, undone: threading.Event) -> None:
+        undone.wait(_UNDO_LIMIT)
+
+    def _sleep_unless(self, cancel: Cancel, post: Callable[[], object]) -> None:
+        began = BootClock.now()
+        cancel.check(began)
+        post()
+        while not self._woken.acquire(timeout=_LOOK):
+            cancel.check(began)
+
+    def _sleep(self) -> None:
+        """
+        Sleep until there is an answer.
+
+        A signal does not end the sleep if it came right before, or to another thread: Python runs the handler in the
+        main thread when that wakes. So the main thread sleeps in short pauses.
+        """
+        if not self._woken.acquire(True, _PAUSE):  # noqa: FBT003  (by position: each call asks once at least)
+            pause = _PAUSE if threading.current_thread() is threading.main_thread() else -1
+            while not self._woken.acquire(True, pause):  # noqa: FBT003
+                pass
 
 
 class Opening:
     """
-    The opening of a client by its thread, for which another thread waits.
+    The opening of a client by its thread, for which another thread waits. The first of its ends counts.
 
-    It has one of three ends, and the first one counts: the client is open, the opening has failed, or the waiting
-    thread has abandoned it. The handler of a signal may run anywhere in that thread, and abandon the opening. So this
-    class waits for no lock but the one that ends the wait: a `Future` would be held by the very frame that the handler
-    has interrupted.
+    A handler of a signal may interrupt the waiting thread anywhere, and abandon the opening. So it takes no lock but
+    the one that ends the wait: a `Future` would be held by the very frame that the handler has interrupted.
     """
 
     def __init__(self) -> None:
         self._settled, self._woken = threading.Lock(), threading.Lock()
         self._woken.acquire()
         self.error: BaseException | None = None
-        """Why it has failed."""
-        self.given_up = False
+        self.abandoned = False
 
-    def succeed(self) -> bool:
-        """Note that the client is open. Return False if the opening was abandoned: then close the client again."""
-        return self._end()
-
-    def fail(self, error: BaseException) -> bool:
-        """Note that the opening has failed. False: it had ended before."""
-        return self._end(error=error)
-
-    def give_up(self) -> bool:
-        """Abandon the opening. False: it had ended before."""
-        return self._end(given_up=True)
-
-    def wait(self) -> None:
-        """Wait for the end."""
-        while not self._woken.acquire(timeout=_PAUSE):
-            pass
-
-    def _end(self, *, error: BaseException | None = None, given_up: bool = False) -> bool:
+    def end(self, *, error: BaseException | None = None, abandoned: bool = False) -> bool:
+        """End the opening: the client is open, or *error* kept it from that. Return False if it had ended before."""
         if not self._settled.acquire(blocking=False):
             return False
-        self.error, self.given_up = error, given_up
+        self.error, self.abandoned = error, abandoned
         self._woken.release()
         return True
 
+    def wait(self) -> None:
+        """Wait for the end, in pauses in which handlers of signals run."""
+        while not self._woken.acquire(timeout=_PAUSE):
+            pass
 
-T = TypeVar("T")
-
-_EXIT_LIMIT = 5.0
-"""Seconds that the end of the interpreter waits until the locks are released."""
 
 _running: set[LoopThread] = set()
 """The bridges of this process and its parents whose thread runs."""
@@ -96,13 +258,11 @@ class LoopThread:
         self._pid = os.getpid()
         self._gate = threading.RLock()  # one that the handler of a signal may pass when it interrupts the holder
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.AbstractEventLoop | None = None  # the loop of a closing that goes on
         self._opening: Opening | None = None  # while a thread waits for it
         self._closed = False  # since its last call
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._watching: set[asyncio.Task[None]] = set()
-        self._around: set[ThreadCall[Any]] = set()  # calls whose thread runs parts of them
 
     @property
     def inherited(self) -> bool:
@@ -136,29 +296,15 @@ class LoopThread:
         call = self._prepare(function, undo, cancel, opens=only is None)
         return call.wait(partial(self._post, call.begin, only, call))
 
-    def call_around(self, function: Callable[[InThread], Awaitable[T]]) -> T:
-        """
-        Do the same for a coroutine that has this thread run parts of it, by what *function* is handed.
-
-        Raises:
-            UsageError: as `call`.
-        """
-        call: ThreadCall[T] = self._prepare(lambda: function(call.in_thread))
-        self._around.add(call)
-        try:
-            return call.wait(partial(self._post, call.begin, None, call))
-        finally:
-            self._around.discard(call)
-
     def _prepare(
         self,
         function: Callable[[], Awaitable[T]],
-        undo: Callable[[T], Awaitable[object]] | None = None,
-        cancel: Cancel | None = None,
+        undo: Callable[[T], Awaitable[object]] | None,
+        cancel: Cancel | None,
         *,
-        opens: bool = True,
+        opens: bool,
     ) -> ThreadCall[T]:
-        """Describe a call before it is posted; *opens*: it opens the client, so it may acquire."""
+        """Describe a call before it is posted; one that *opens* the client may acquire."""
         return ThreadCall(function, undo, cancel, acquires=opens)
 
     def watch(self, function: Callable[[], Coroutine[Any, Any, None]], only: asyncio.AbstractEventLoop) -> None:
@@ -192,7 +338,6 @@ class LoopThread:
             ClosedMeanwhileError: the client was closed meanwhile.
             UnsupportedError: gevent or eventlet has replaced what a thread is.
         """
-        self._check_open(None)  # before the gate, as for a call
         with self._gate:
             started = self._loop is None
             loop, thread = self._loop or self._start(), self._thread
@@ -214,12 +359,6 @@ class LoopThread:
         if self.inherited:
             return
         self._check_thread()
-        if (job := _job_in(self._loop or self._ending)) is not None:
-            msg = (
-                f"this is the body of job {shown(job)}, and closing the client would wait for its end; "
-                "close it when the job has returned"
-            )
-            raise UsageError(msg)
         thread, loop, within = self._thread, self._loop, drain_of(self._client)
         try:
             if loop is not None and within is not None:
@@ -240,12 +379,12 @@ class LoopThread:
         self._end_soon()
 
     def _end_soon(self) -> None:
-        if self._opening is not None and self._opening.give_up():  # a signal's handler, in the thread that opens
+        if self._opening is not None and self._opening.end(abandoned=True):  # a signal's handler, in the thread opening
             return
         loop, stop = self._loop, self._stop  # read last: an opening that cannot be abandoned has noted them
         if self.inherited or loop is None or stop is None:
             return
-        self._loop, self._ending = None, loop
+        self._loop = None
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stop.set)
 
@@ -265,7 +404,7 @@ class LoopThread:
         if self.inherited:  # before the gate, in which a thread of the parent may have been
             msg = "this was begun before a fork, and belongs to the parent; begin it anew in the child"
             raise ClosedMeanwhileError(msg)
-        self._check_open(only)  # before the gate: a closing that holds it may wait for this very thread
+        self._check_open(only)  # before the gate: a closing holds it for a while
         with self._gate:  # nothing is posted to a loop that ends
             self._check_open(only)
             loop = self._loop or self._start()
@@ -285,9 +424,6 @@ class LoopThread:
         if only is not None and self._loop is not only:
             msg = "this client was closed, and what it held was released"
             raise ClosedMeanwhileError(msg)
-        if only is None and self._loop is None and (job := _job_in(self._ending)) is not None:
-            msg = f"this client is being closed, which waits for the body of job {shown(job)}; use it after the job"
-            raise ClosedMeanwhileError(msg)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         check_threads_are_real()
@@ -299,7 +435,12 @@ class LoopThread:
         opening = self._opening = Opening()
         try:
             self._thread = threading.Thread(target=self._run, args=(opening,), name="fencing-sync", daemon=True)
-            self._begin_thread()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                if (late := _too_late(error)) is not None:
+                    raise late from error
+                raise
             close_before_a_child_ends()
             opening.wait()
             if self._loop is not None:
@@ -311,30 +452,21 @@ class LoopThread:
             self._opening = None
         if opening.error is not None:
             raise _too_late(opening.error) or opening.error
-        if opening.given_up or (loop := self._loop) is None:  # the handler of a signal has closed it
+        if opening.abandoned or (loop := self._loop) is None:  # the handler of a signal has closed it
             self.join()
             msg = "this client was closed while it was opened"
             raise ClosedMeanwhileError(msg)
         return loop
-
-    def _begin_thread(self) -> None:
-        assert self._thread is not None  # the caller has made it
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            if (late := _too_late(error)) is not None:
-                raise late from error
-            raise
 
     def _run(self, opening: Opening) -> None:
         try:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
                 runner.run(self._main(opening))
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that opens the client)
-            if not opening.fail(error) and not opening.given_up:
+            if not opening.end(error=error) and not opening.abandoned:
                 logger.critical("the thread that keeps the leases has ended", exc_info=error)
         finally:
-            self._loop = self._ending = None
+            self._loop = None
             _running.discard(self)
 
     async def _main(self, opening: Opening) -> None:
@@ -342,16 +474,13 @@ class LoopThread:
         await enter(self._client, lazily=threading.main_thread().is_alive())  # else the opening fails at once, or never
         async with contextlib.aclosing(self._client):
             self._stop = asyncio.Event()
-            self._loop = asyncio.get_running_loop()  # before: see `close_soon`
-            if opening.succeed():
+            self._loop = asyncio.get_running_loop()  # before: see `_end_soon`
+            if opening.end():
                 await self._stop.wait()
             self._loop = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can release a lock
                     await self._client.aclose()
-        for call in tuple(self._around):
-            if call.loop is asyncio.get_running_loop():  # else it waits for the end of this one, and opens the next
-                call.leave()
 
 
 def _too_late(error: BaseException) -> UsageError | None:
@@ -367,14 +496,6 @@ def _too_late(error: BaseException) -> UsageError | None:
     )
     late.__cause__ = cause
     return late
-
-
-def _job_in(loop: asyncio.AbstractEventLoop | None) -> str | None:
-    """Return the lock of the job whose body this is, if it runs for *loop*. A block of a thread has a `Lease`."""
-    if loop is None:
-        return None
-    leases = (lease for lease in held_here() if isinstance(lease, TaskLease) and state_of(lease).loop is loop)
-    return next((lease.name for lease in leases), None)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
