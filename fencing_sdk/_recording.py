@@ -1,5 +1,5 @@
 """
-Events as JSON lines: one object a line, to be drawn, checked or searched later.
+Events as JSON lines: one object a line, to be judged or searched later.
 
 ``t`` is the machine's boot clock, so recordings of several processes of one machine can be put on
 one axis. A line is written by one call to a file opened for appending, so that processes may share it.

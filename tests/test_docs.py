@@ -101,7 +101,9 @@ def test_the_python_programs_that_a_page_names_are_there(page: Path):
     modules = {name.replace(".", "/") for name in re.findall(r"python -m ((?:tests|fencing_sdk)[\w.]*)", text)}
     scripts = re.findall(r"python ((?:tests|examples)/\S+\.py)", text)
     benchmarks = re.findall(r"python -m benchmarks ([a-z]+)", text)
-    assert not [name for name in modules if not (ROOT / name / "__main__.py").exists()]
+    assert [
+        name for name in modules if not any((ROOT / f"{name}{end}").exists() for end in (".py", "/__main__.py"))
+    ] == []
     assert not [path for path in scripts if not (ROOT / path).exists()]
     assert not [name for name in benchmarks if not list((ROOT / "benchmarks").glob(f"{name}*"))]
 

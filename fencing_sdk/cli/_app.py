@@ -13,7 +13,15 @@ from typing import get_args
 
 from fencing_sdk import __version__
 from fencing_sdk.cli._options import Arguments, HelpShown, parse_number
-from fencing_sdk.cli._streams import Exit, OutputClosedError, escape_what_cannot_be_shown, say, silence, write_out
+from fencing_sdk.cli._streams import (
+    Exit,
+    OutputClosedError,
+    console,
+    escape_what_cannot_be_shown,
+    say,
+    silence,
+    write_out,
+)
 from fencing_sdk.errors import ConfigurationError, shown
 
 _NO_LIMIT = sys.maxsize
@@ -202,7 +210,6 @@ def doctor(arguments: Sequence[str]) -> int:
 
 _NAME = {"LOCK": "Its name, with the namespace of the application, if there is one: app:nightly."}
 _PATTERN = {"PATTERN": "A shell pattern for names, such as 'report/*'. Quote it."}
-_RECORDINGS = {"RECORDING": "Files of JSON lines, of one machine and run."}
 
 
 def ls(arguments: Sequence[str]) -> int:
@@ -250,22 +257,6 @@ def break_(arguments: Sequence[str]) -> int:
     return breaking.run(given.where)
 
 
-def top(arguments: Sequence[str]) -> int:
-    """Watch the locks that are held, on a terminal: holders, waiters, the time that is left.
-
-    Press q to quit.
-    """
-    parser = Arguments(top, "top [PATTERN] [OPTIONS]", _PATTERN)
-    parser.store()
-    about = "The time between two looks. Each asks the store once for every 200 locks, up to 1,000. Default: 2s."
-    parser.duration("--every", about, 2.0)
-    parser.option("--svg", "Draw one look into this file, and end.", type=Path, metavar="FILE")
-    given, words = parser.read(arguments, most=1)
-    from fencing_sdk.cli.top import watch
-
-    return watch(*words or ["*"], where=given.where, every=given.every, svg=given.svg)
-
-
 def demo(arguments: Sequence[str]) -> int:
     """Freeze a worker that holds a lock, and see what its late write does without and with a guard.
 
@@ -276,39 +267,9 @@ def demo(arguments: Sequence[str]) -> int:
     parser = Arguments(demo, "demo [OPTIONS]", {})
     parser.option("--svg", "Draw the run into this file.", type=Path, metavar="FILE")
     given, _ = parser.read(arguments)
-    from fencing_sdk.cli._screen import Output
     from fencing_sdk.cli.demo import show
 
-    return show(Output(), given.svg)
-
-
-def timeline(arguments: Sequence[str]) -> int:
-    """Draw recordings, made with FENCING_RECORD=run.jsonl on one machine, as an SVG picture."""
-    parser = Arguments(timeline, "timeline RECORDING [RECORDING ...] --svg FILE", _RECORDINGS)
-    parser.option("--svg", "The file to write.", type=Path, metavar="FILE", required=True)
-    given, words = parser.read(arguments, least=1, most=_NO_LIMIT)
-    from fencing_sdk.cli.timeline import draw_recordings
-
-    draw_recordings([Path(word) for word in words], given.svg)
-    return 0
-
-
-def check(arguments: Sequence[str]) -> int:
-    """Look for broken promises in recordings, made with FENCING_RECORD=run.jsonl on one machine.
-
-    Exit codes: 0 nothing was broken, 1 a promise was, 3 too little was recorded to judge, 2 wrong usage.
-    """
-    parser = Arguments(check, "check RECORDING [RECORDING ...] [OPTIONS]", _RECORDINGS)
-    about = "The fewest acquisitions from which to judge a recording. Default: 25."
-    parser.option("--least", about, type=parse_number, default=25)
-    about = "A promise, P1 to P8, that the recording must have tested. May be repeated. Default: P1 and P4."
-    parser.option("--require", about, action="append", metavar="PROMISE")
-    given, words = parser.read(arguments, least=1, most=_NO_LIMIT)
-    from fencing_sdk.cli._screen import Output
-    from fencing_sdk.cli.recordings import PLAIN, check_recordings
-
-    recordings, require = [Path(word) for word in words], given.require or PLAIN
-    return check_recordings(recordings, Output(), least=given.least, require=require)
+    return show(console(), given.svg)
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -318,8 +279,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "ls": ls,
     "show": show,
     "break": break_,
-    "top": top,
     "demo": demo,
-    "timeline": timeline,
-    "check": check,
 }

@@ -1,13 +1,20 @@
 """
 The processes of one run of the demo, and the recording that they write together.
 
-Every step waits for an event that a worker recorded. Only the lease of the frozen worker takes real
-time. No process is left behind, also when the run fails.
+This module is also the worker, which takes the lock, reads the balance, thinks, and writes the new balance:
+
+    python -m fencing_sdk.cli._demo_run ACTOR AMOUNT FOLDER TTL guarded|unguarded
+
+Each line on its standard input is one step: to ask for the lock, to end the thinking, to leave. The demo decides when:
+every step waits for an event that a worker recorded. Only the lease of the frozen worker takes real time. No process
+is left behind, also when the run fails.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -15,19 +22,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import quote
 
+from fencing_sdk._connect import connect
+from fencing_sdk._lease import Lease
 from fencing_sdk._recording import Recorder
+from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk._values.token import ENV_RECORD
-from fencing_sdk.cli._demo_worker import BANK, GUARDED, LOCKS, RECORDING, UNGUARDED
-from fencing_sdk.cli.recordings import Line, parse_line
+from fencing_sdk.errors import LeaseLostError, StaleTokenError
+from fencing_sdk.guards.sql import SqlGuard
+
+ACCOUNT = "account/7"
+LOCKS, BANK, RECORDING = "locks.db", "bank.db", "recording.jsonl"
+GUARDED, UNGUARDED = "guarded", "unguarded"
 
 PATIENCE = 30.0
 """Seconds to wait for one event; a busy machine needs some of them."""
 _POLL = 0.01
-_MODULE = "fencing_sdk.cli._demo_worker"
+_MODULE = "fencing_sdk.cli._demo_run"
 
 
 class DemoRunError(Exception):
@@ -36,6 +52,56 @@ class DemoRunError(Exception):
 
 class TooBusyError(DemoRunError):
     """A worker that was not frozen lost its lease: the machine did not let it renew in time."""
+
+
+def url_of(file: Path) -> str:
+    """The URL of an SQLite *file*."""
+    return f"sqlite:///{quote(str(file.absolute()))}"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoWorker:
+    """Adds an amount to the account, under the lock."""
+
+    folder: Path
+    amount: int
+    guard: SqlGuard | None
+    recorder: Recorder
+
+    async def work(self, ttl: float) -> None:
+        """Add the amount under the lock. What leaves the ``async with`` is recorded."""
+        fences = [] if self.guard is None else [self.guard]
+        url = f"{url_of(self.folder / LOCKS)}?tokens=counter"  # 1, 2, 3: easier to read than microseconds
+        async with connect(url, observers=[self.recorder]) as locks:
+            try:
+                async with locks.lock(ACCOUNT, ttl=ttl, wait=2 * PATIENCE, fences=fences) as lease:
+                    await asyncio.to_thread(self.deposit, lease)
+                    await asyncio.to_thread(sys.stdin.readline)
+            except LeaseLostError as error:
+                self.recorder.record("raised", error=type(error).__name__, text=str(error))
+
+    def deposit(self, lease: Lease) -> None:
+        """Read, think, write. A thread, so the cancellation that ends the lease does not reach it."""
+        token = lease.token  # while it is valid; an honest zombie does not look again
+        with contextlib.closing(sqlite3.connect(self.folder / BANK, isolation_level=None)) as bank:
+            ((balance,),) = bank.execute("SELECT balance FROM account WHERE name = ?", (ACCOUNT,))
+            self.recorder.record("read", resource=ACCOUNT, token=token, text=f"balance {balance}")
+            sys.stdin.readline()
+            self._write(bank, token, balance + self.amount)
+
+    def _write(self, bank: sqlite3.Connection, token: int, balance: int) -> None:
+        text = f"balance {balance}"
+        bank.execute("BEGIN IMMEDIATE")  # check and write: one transaction, or there is no fence
+        try:
+            if self.guard is not None:
+                self.guard.admit_sync(bank, ACCOUNT, token)
+            bank.execute("UPDATE account SET balance = ? WHERE name = ?", (balance, ACCOUNT))
+        except StaleTokenError as error:
+            bank.execute("ROLLBACK")
+            self.recorder.record("write_refused", resource=ACCOUNT, token=token, fence=error.fence, text=text)
+        else:
+            bank.execute("COMMIT")
+            self.recorder.record("write_accepted", resource=ACCOUNT, token=token, text=text)
 
 
 class DemoRun:
@@ -55,9 +121,15 @@ class DemoRun:
     """
 
     def __init__(
-        self, room: Path, *, ttl: float, guarded: bool, show: Callable[[Line], None], go_on: Callable[[], None]
+        self,
+        room: Path,
+        *,
+        ttl: float,
+        guarded: bool,
+        show: Callable[[dict[str, Any]], None],
+        go_on: Callable[[], None],
     ) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[dict[str, Any]] = []
         self._room = room
         self._ttl = ttl
         self._guarded = guarded
@@ -195,6 +267,21 @@ class DemoRun:
     def _read(self) -> None:
         *finished, self._unfinished = (self._unfinished + self._recording.read()).split(b"\n")
         for raw in finished:
-            line = parse_line(raw, "the recording")
+            line = json.loads(raw)
             self.lines.append(line)
             self._show(line)
+
+
+def main(actor: str, amount: str, folder: str, ttl: str, guarded: str) -> None:
+    """Play one worker."""
+    room = Path(folder)
+    guard = SqlGuard(url_of(room / BANK)) if guarded == GUARDED else None
+    worker = DemoWorker(room, int(amount), guard, Recorder(room / RECORDING, actor=actor))
+    worker.recorder.record("ready")
+    sys.stdin.readline()
+    asyncio.run(worker.work(float(ttl)))
+
+
+if __name__ == "__main__":
+    keep_off_console()
+    main(*sys.argv[1:])

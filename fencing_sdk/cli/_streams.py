@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fencing_sdk.errors import ConfigurationError, shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Exit(IntEnum):
@@ -102,6 +105,13 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
+def console() -> Console:
+    """Return a console on standard output that raises `OutputClosedError` where rich would exit with code 1."""
+    from rich.console import Console  # noqa: PLC0415  (rich takes longer than the rest of the start)
+
+    return Console(file=None if sys.stdout is None else cast("IO[str]", Watched(sys.stdout)))
+
+
 def check_output(path: Path) -> None:
     """
     Refuse a *path* at which no file can be written. Nothing is created, so a later write may fail all the same.
@@ -112,6 +122,20 @@ def check_output(path: Path) -> None:
     if problem := _problem(path):
         msg = f"cannot write {shown(str(path))}: {os.strerror(problem)}"
         raise ConfigurationError(msg)
+
+
+def write_picture(path: Path, svg: str) -> None:
+    """
+    Write a picture into a file.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        msg = f"cannot write {shown(str(path))}: {error.strerror}"
+        raise ConfigurationError(msg) from error
 
 
 def _problem(path: Path) -> int:

@@ -23,11 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fencing_sdk._values.token import ENV_RECORD
-from fencing_sdk.cli._demo_run import DemoRun, DemoRunError, TooBusyError
-from fencing_sdk.cli._demo_worker import ACCOUNT, BANK, RECORDING
-from fencing_sdk.cli._streams import check_output
-from fencing_sdk.cli.recordings import Line
-from fencing_sdk.cli.timeline import draw_recordings
+from fencing_sdk.cli._demo_picture import Line, draw
+from fencing_sdk.cli._demo_run import ACCOUNT, BANK, RECORDING, DemoRun, DemoRunError, TooBusyError
+from fencing_sdk.cli._streams import check_output, write_picture
 from fencing_sdk.errors import ConfigurationError, shown
 
 A, B = "worker A", "worker B"
@@ -65,7 +63,7 @@ def show(console: Console, svg: Path | None) -> int:
             _append(recording, Path(kept))
             console.print(f"Recorded in {kept}", markup=False, highlight=False)
         if svg is not None:
-            draw_recordings([recording], svg)
+            write_picture(svg, draw([(_TITLES[one.guarded], one.outcome, one.lines) for one in found]))
             console.print(f"Drawn from the recording: {svg}", markup=False, highlight=False)
     return code
 
@@ -228,7 +226,7 @@ def _leaving_on_signals() -> Iterator[Callable[[], None]]:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """
-    What one run showed, read from its recording and from the database, never assumed.
+    Facts of one run, read from its recording and from the database, never assumed.
 
     Args:
         guarded: Whether the workers wrote through a guard.
@@ -242,14 +240,14 @@ class Evidence:
     lines: Sequence[Line]
     balance: int
 
-    def token(self, actor: str) -> int | None:
-        """The token of the lease that *actor* was granted."""
-        line = self._find(actor, "acquired")
+    def token(self, actor: str, kind: str = "acquired") -> int | None:
+        """The token in the first event of this *kind*, by default the grant, of *actor*."""
+        line = self._find(actor, kind)
         return None if line is None else int(line["token"])
 
     @property
     def late_write(self) -> str:
-        """What became of the write of the worker that had been frozen: accepted, refused, or missing."""
+        """The fate of the write of the worker that had been frozen: accepted, refused, or missing."""
         if self._find(A, "write_accepted") is not None:
             return "accepted"
         return "missing" if self._find(A, "write_refused") is None else "refused"
@@ -267,7 +265,7 @@ class Evidence:
         """The late write used a token that was read while it was good, and came after the other one's write."""
         write = f"write_{self.late_write}"
         before = self._in_order((A, "acquired"), (A, "read"), (A, "frozen"))
-        return before and self._in_order((A, "resumed"), (A, write)) and self._token_of(write) == self.token(A)
+        return before and self._in_order((A, "resumed"), (A, write)) and self.token(A, write) == self.token(A)
 
     @property
     def noticed(self) -> bool:
@@ -286,7 +284,7 @@ class Evidence:
 
     @property
     def missing(self) -> list[str]:
-        """What the run should have shown and did not."""
+        """The claims that the run did not show."""
         claims = {
             "B took over with a higher token while A was frozen": self.taken_over,
             "A wrote with a token that it had read before it was frozen": self.honest,
@@ -311,10 +309,6 @@ class Evidence:
             if line["kind"] == kind and line.get("lane", line.get("actor")) == actor:
                 return line
         return None
-
-    def _token_of(self, kind: str) -> int | None:
-        line = self._find(A, kind)
-        return None if line is None else int(line["token"])
 
     def _in_order(self, *events: tuple[str, str]) -> bool:
         found = [self._find(actor, kind) for actor, kind in events]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
 from enum import IntEnum, unique
@@ -20,13 +22,14 @@ from fencing_sdk._values.token import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._options import StoreOptions
-from fencing_sdk.cli._screen import Output, draw_screen
-from fencing_sdk.cli._streams import check_output, harmless, say, write_out
+from fencing_sdk.cli._streams import check_output, console, harmless, say, write_out, write_picture
 from fencing_sdk.diagnosis import Diagnosis, Finding, Measurements, Severity
 from fencing_sdk.errors import ConfigurationError
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 _CLOSE_LIMIT = 5.0
+_FROM_ELSEWHERE = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
+"""Fonts that a picture would load from the web."""
 
 
 @unique
@@ -55,26 +58,29 @@ def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, s
     if store.warning:
         say(store.warning)
     scheme = store.url.partition("://")[0]
-    diagnosis = asyncio.run(_diagnose(store.url, over, ttl))
+
+    async def diagnose() -> Diagnosis:
+        async with AsyncExitStack() as stack:
+            # Two connections; a store in memory has but one.
+            backends = [from_url(store.url) for _ in range(1 if scheme == "memory" else 2)]
+            for backend in backends:
+                stack.push_async_callback(_close, backend)
+            clients = [connect(backend) for backend in backends]
+            return await clients[0].diagnose(over=over, ttl=ttl, other=clients[-1] if clients[1:] else None)
+
+    diagnosis = asyncio.run(diagnose())
     if as_json:
         write_out(json.dumps(diagnosis.as_dict(), indent=2) + "\n")
     else:
-        _print(Output(), diagnosis, scheme)
+        _print(console(), diagnosis, scheme)
     if svg is not None:
-        draw_screen(svg, "fencing doctor", lambda console: _print(console, diagnosis, scheme))
+        recorded = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+        _print(recorded, diagnosis, scheme)
+        picture = recorded.export_svg(title="fencing doctor", unique_id="screen")
+        write_picture(svg, _FROM_ELSEWHERE.sub("", picture))
     if diagnosis.worst is Severity.ERROR:
         return Health.ERRORS
     return Health.WARNINGS if diagnosis.worst is Severity.WARNING else Health.SOUND
-
-
-async def _diagnose(url: str, over: float, ttl: float) -> Diagnosis:
-    """Diagnose with two connections; a store in memory has but one."""
-    async with AsyncExitStack() as stack:
-        backends = [from_url(url)] if url.startswith("memory:") else [from_url(url), from_url(url)]
-        for backend in backends:
-            stack.push_async_callback(_close, backend)
-        clients = [connect(backend) for backend in backends]
-        return await clients[0].diagnose(over=over, ttl=ttl, other=clients[-1] if clients[1:] else None)
 
 
 async def _close(backend: Backend) -> None:
@@ -83,20 +89,20 @@ async def _close(backend: Backend) -> None:
             pass
 
 
-def _print(console: Console, diagnosis: Diagnosis, scheme: str) -> None:
+def _print(to: Console, diagnosis: Diagnosis, scheme: str) -> None:
     measured = diagnosis.measurements
-    _head(console, f"Measured for {measured.seconds:.1f} s, on {scheme}://")
-    _rows(console, _measured(measured))
-    _head(console, "Found")
+    _head(to, f"Measured for {measured.seconds:.1f} s, on {scheme}://")
+    _rows(to, _measured(measured))
+    _head(to, "Found")
     for finding in diagnosis.findings:
-        _show(console, finding)
+        _show(to, finding)
     counts = [
         f"{number} {severity}{'' if number == 1 else 's'}"
         for severity in sorted(Severity, reverse=True)
         if (number := sum(finding.severity is severity for finding in diagnosis.findings))
     ]
-    console.print(f"  {', '.join(counts) or 'nothing: every check passed'}\n", markup=False, highlight=False)
-    _head(console, "Advice for each lock")
+    to.print(f"  {', '.join(counts) or 'nothing: every check passed'}\n", markup=False, highlight=False)
+    _head(to, "Advice for each lock")
     advice = diagnosis.advice
     numbers = {
         "ttl": advice.ttl,
@@ -104,21 +110,21 @@ def _print(console: Console, diagnosis: Diagnosis, scheme: str) -> None:
         "heartbeat_interval": advice.heartbeat_interval,
     }
     shown = zip(numbers.items(), advice.arithmetic, strict=True)
-    _rows(console, [(name, f"{number:g} s", how) for (name, number), how in shown])
+    _rows(to, [(name, f"{number:g} s", how) for (name, number), how in shown])
 
 
-def _head(console: Console, text: str) -> None:
-    console.print(Text(text, style="bold"))
+def _head(to: Console, text: str) -> None:
+    to.print(Text(text, style="bold"))
 
 
-def _rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
+def _rows(to: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=18, no_wrap=True)
     table.add_column(min_width=9, no_wrap=True, justify="right")
     table.add_column(style="dim")
     for row in rows:
         table.add_row(*(Text(harmless(cell, but="\n")) for cell in row))
-    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+    to.print(Padding(table, (0, 0, 1, 2), expand=False))
 
 
 def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
@@ -145,9 +151,9 @@ def _seconds(seconds: float | None) -> str | None:
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{round(1000 * seconds, 1) + 0.0:.1f} ms"  # no -0.0
 
 
-def _show(console: Console, finding: Finding) -> None:
+def _show(to: Console, finding: Finding) -> None:
     """One finding: its severity and name, and below them what, why, and what fixes it."""
-    console.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
+    to.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
     for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.fix}", "green")):
-        console.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))
-    console.print()
+        to.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))
+    to.print()

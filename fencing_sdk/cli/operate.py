@@ -13,35 +13,71 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._client_operating import check_reason, check_token
+from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import read_facts
 from fencing_sdk._values.token import ENV_URL
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
-from fencing_sdk.cli._operator_views import NUMBERS, as_fields, at_a_terminal, look, mode_of, readable, span
 from fencing_sdk.cli._options import StoreOptions
-from fencing_sdk.cli._streams import Exit, say, write_out
+from fencing_sdk.cli._streams import Exit, console, say, write_out
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 NOT_BROKEN = 1
-_HEADINGS = ("NAME", "HOLDER", *NUMBERS, "LABEL")
+_NUMBERS = ("TOKEN", "HELD", "LEFT", "WAIT")
+"""Headings of columns that stand on the right."""
+_HEADINGS = ("NAME", "HOLDER", *_NUMBERS, "LABEL")
 _ALIGNED = 60
 """Columns up to which a text in a pipe is filled up with spaces. A longer one moves its own line only."""
 _PATIENCE = 30.0
 """Seconds: a table that others read and write is not created at once."""
 _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
+
+
+def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> int:
+    """
+    Open a client on the store that is named, or the default one, do *work* and return the exit code.
+
+    Raises:
+        ConfigurationError: an argument cannot work.
+    """
+    try:
+        store = where.store()
+    except (OSError, RuntimeError) as error:
+        say(f"no folder for the locks ({error}); set {ENV_URL} or XDG_STATE_HOME")
+        return Exit.UNAVAILABLE
+    if store.url.startswith("memory:"):
+        msg = "memory:// locks are known only inside their process; use a sqlite:// URL, a server, or no URL"
+        raise ConfigurationError(msg)
+    if store.warning:
+        say(store.warning)
+
+    async def looking() -> int:
+        async with connect(store.url, observers=()) as locks:
+            return await work(locks)
+
+    try:
+        return asyncio.run(looking())
+    except (BackendError, UnsupportedError) as error:
+        say(str(error))
+        return Exit.UNAVAILABLE
 
 
 def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) -> int:
@@ -57,7 +93,7 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
 
     async def lines(locks: LockClient) -> int:
         async for holder in locks.all_holders(pattern):
-            write_out(json.dumps(as_fields(holder)) + "\n")
+            write_out(json.dumps(_as_fields(holder)) + "\n")
         return 0
 
     async def table(locks: LockClient) -> int:
@@ -75,25 +111,27 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
             say(f"there are more than these {limit}; see all with --limit 0 or --json")
         return 0
 
-    return look(where, lines if as_json else table)
+    return _look(where, lines if as_json else table)
 
 
 def _print_table(rows: Sequence[Holder]) -> None:
     """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
-    cells = [_cells(row) for row in rows]
+    cells = [
+        (
+            _readable(row.name) + ("" if row.mode.word == "lock" else f" ({_mode_of(row)})"),
+            row.id,
+            str(row.token),
+            _span(row.held_for),
+            _span(row.remaining),
+            "-" if row.waiters is None else str(row.waiters),
+            _readable(read_facts(row).summary),
+        )
+        for row in rows
+    ]
     if sys.stdout is not None and sys.stdout.isatty():
-        from fencing_sdk.cli._screen import Output, table_of
-
-        Output().print(table_of(cells))
+        console().print(_table_of(cells))
     else:
         write_out("".join(f"{line}\n" for line in _lines([_HEADINGS, *cells])))
-
-
-def _cells(row: Holder) -> Sequence[str]:
-    name = readable(row.name) + ("" if row.mode.word == "lock" else f" ({mode_of(row)})")
-    waiting = "-" if row.waiters is None else str(row.waiters)
-    held, left, label = span(row.held_for), span(row.remaining), readable(read_facts(row).summary)
-    return name, row.id, str(row.token), held, left, waiting, label
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -104,7 +142,7 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         columns = [text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
         for place, heading in enumerate(_HEADINGS):
-            if heading in NUMBERS:  # which have no wide characters
+            if heading in _NUMBERS:  # which have no wide characters
                 columns[place] = row[place].rjust(widths[place])
         yield "  ".join(columns).rstrip()
 
@@ -121,25 +159,23 @@ def show_lock(name: str, *, where: StoreOptions, as_json: bool) -> int:
         holders = await locks.holders(name)
         line = await _line(locks, name)
         if as_json:
-            waiting = None if line is None else [as_fields(waiter) for waiter in line]
-            held = [as_fields(holder) for holder in holders]
+            waiting = None if line is None else [_as_fields(waiter) for waiter in line]
+            held = [_as_fields(holder) for holder in holders]
             write_out(json.dumps({"name": name, "holders": held, "waiting": waiting}) + "\n")
             return 0
         from rich.text import Text
 
-        from fencing_sdk.cli._screen import Output, facts_of, queue_of
-
-        output = Output()
-        output.print(Text(readable(name), style="bold"))
+        output = console()
+        output.print(Text(_readable(name), style="bold"))
         if not holders:
             output.print("  free")
         for holder in holders:
-            output.print(facts_of(holder))
+            output.print(_facts_of(holder))
         if line:
-            output.print(queue_of(line))
+            output.print(_queue_of(line))
         return 0
 
-    return look(where, show)
+    return _look(where, show)
 
 
 async def _line(locks: LockClient, name: str) -> Sequence[Waiting] | None:
@@ -166,13 +202,13 @@ class Breaking:
         Raises:
             ConfigurationError: an argument cannot work, or there is no terminal and no *yes*.
         """
-        if not self.yes and (self.as_json or not at_a_terminal()):
+        if not self.yes and (self.as_json or not (os.isatty(0) and os.isatty(1))):
             msg = "break asks before it takes a lock away, and there is no terminal here; add --yes"
             raise ConfigurationError(msg)
         check_reason(self.reason)  # before the question
         if self.token is not None:
             check_token(self.token)
-        return look(where, self._take_away)
+        return _look(where, self._take_away)
 
     async def _take_away(self, locks: LockClient) -> int:
         victim = _victim(self.name, await locks.holders(self.name), self.token)
@@ -210,11 +246,9 @@ def _victim(name: str, holders: Sequence[Holder], token: int | None) -> Holder |
 def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> bool:
     from rich.text import Text
 
-    from fencing_sdk.cli._screen import Output, facts_of
-
-    output = Output()
-    output.print(Text(readable(victim.name), style="bold"))
-    output.print(facts_of(victim))
+    output = console()
+    output.print(Text(_readable(victim.name), style="bold"))
+    output.print(_facts_of(victim))
     output.print()
     if not read_facts(victim).kept_until:
         output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
@@ -224,20 +258,15 @@ def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> b
     try:
         with _interruptible():
             output.print(Text("Take it away? [y/N] "), end="")
-            answer = _line_typed()
+            while not select.select([sys.stdin], [], [], _GLANCE)[0]:
+                pass  # a signal that comes right before a read would be heeded after it
+            answer = input()
     except EOFError:
         return False
     except KeyboardInterrupt:
         say("nothing was done")
         raise
     return answer.strip().lower() in {"y", "yes"}
-
-
-def _line_typed() -> str:
-    """Wait for a line, and then read it: a signal that came right before a read would be heeded after the read."""
-    while not select.select([sys.stdin], [], [], _GLANCE)[0]:
-        pass
-    return input()
 
 
 @contextmanager
@@ -299,3 +328,104 @@ def _found(backend: SupportsInit) -> int:
         say(f"nothing was founded: {error}")
         return Exit.UNAVAILABLE
     return 0
+
+
+# Holders and waiters as text.
+
+
+def _readable(text: str) -> str:
+    """*text* as it is, or escaped if it could move a terminal's cursor: names and labels come from others."""
+    return text if text.isprintable() else shown(text)
+
+
+def _span(seconds: float | None) -> str:
+    """Seconds as people say them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``, ``3d04h``; a dash for what is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < _ROUGH:
+        return f"{max(seconds, 0.0):.1f}s"
+    for name, unit, lesser, part in _UNITS:
+        if seconds >= unit:
+            return f"{int(seconds // unit)}{name}{int(seconds % unit // part):02d}{lesser}"
+    return f"{int(seconds)}s"
+
+
+_ROUGH = 10.0
+"""Seconds from which on tenths do not matter."""
+_UNITS = (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
+
+
+def _mode_of(one: Holder | Waiting) -> str:
+    """How it holds or wants the name: ``lock``, ``reader``, ``permit 3``."""
+    permit = one.permit if isinstance(one, Holder) else None
+    return one.mode.word if permit is None else f"{one.mode.word} {permit}"
+
+
+def _as_fields(one: Holder | Waiting) -> dict[str, object]:
+    """The fields for JSON, with times in seconds."""
+    if isinstance(one, Waiting):
+        return {
+            "holder": one.id,
+            "mode": one.mode.word,
+            "waiting_for": one.waiting_for,
+            "label": one.label,
+        }
+    return {
+        "name": one.name,
+        "token": one.token,
+        "holder": one.id,
+        "mode": one.mode.word,
+        "permit": one.permit,
+        "remaining": one.remaining,
+        "held_for": one.held_for,
+        "waiters": one.waiters,
+        "label": one.label,
+        "kept_until": read_facts(one).kept_until,
+    }
+
+
+def _table_of(rows: Iterable[Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("NAME", overflow="fold", ratio=3, min_width=12)
+    table.add_column("HOLDER", no_wrap=True)
+    for heading in _NUMBERS:
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("LABEL", overflow="ellipsis", no_wrap=True, ratio=2, min_width=8)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _facts_of(holder: Holder) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("held as", _mode_of(holder))
+    facts.add_row("holder", holder.id)
+    facts.add_row("token", str(holder.token))
+    facts.add_row("held for", _span(holder.held_for))
+    said = read_facts(holder)
+    facts.add_row("time left", _span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
+    if said.state:
+        facts.add_row("state", said.state)
+    facts.add_row("label", Text(said.who or _readable(said.text or "-")))
+    return facts
+
+
+def _queue_of(line: Sequence[Waiting]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    queue = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+    queue.add_column(style="dim", no_wrap=True)
+    queue.add_column(overflow="fold")
+    for place, waiter in enumerate(line, start=1):
+        about = f"{waiter.id}  {_mode_of(waiter)}  for {_span(waiter.waiting_for)}"
+        queue.add_row(f"waiter {place}", Text(f"{about}  {_readable(read_facts(waiter).summary)}".rstrip()))
+    return queue

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,10 +19,9 @@ from child_processes import children
 from command_line import Fencing, alive, state, until
 from once import once_per_run
 
-from fencing_sdk.cli._demo_run import DemoRun, TooBusyError
-from fencing_sdk.cli._demo_worker import BANK, LOCKS
+from fencing_sdk.cli._demo_picture import Line
+from fencing_sdk.cli._demo_run import BANK, LOCKS, DemoRun, TooBusyError
 from fencing_sdk.cli.demo import Evidence, _leaving_on_signals, open_account
-from fencing_sdk.cli.recordings import Line, read_recording, stories_of
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +58,6 @@ def test_the_demo_ends_well_and_leaves_only_what_was_asked_for(performed):
     assert {path.name for path in folder.iterdir()} == {"run.jsonl", "demo.svg"}
 
 
-def test_a_late_write_wins_without_a_guard_and_is_refused_with_one(performed):
-    _, folder = performed
-    without, guarded = stories_of(read_recording([folder / "run.jsonl"]))
-    assert [lease.token for lease in (*without.leases, *guarded.leases)] == [1, 2, 1, 2]
-    late, refused = without.accesses[-1], guarded.accesses[-1]
-    assert (late.kind, late.stale, late.token, late.fence) == ("accepted", True, 1, 2)
-    assert (refused.kind, refused.token, refused.fence) == ("refused", 1, 2)
-    for story in (without, guarded):
-        (freeze,) = story.freezes
-        assert freeze.start < story.leases[0].deadline < story.leases[1].acquired < freeze.end
-        assert story.leases[0].reason == "stalled"
-
-
 def test_the_sdk_in_the_frozen_worker_noticed_too(performed):
     _, folder = performed
     for lines in recorded(folder):
@@ -95,10 +82,15 @@ def test_the_demo_tells_the_story_in_plain_text(performed):
     assert "\x1b" not in done.stdout
 
 
-def test_the_picture_is_the_one_of_the_recording(performed, fencing: Fencing):
+def test_the_picture_shows_both_runs_and_loads_nothing(performed):
     _, folder = performed
-    assert fencing("timeline", str(folder / "run.jsonl"), "--svg", "again.svg").returncode == 0
-    assert fencing.path("again.svg").read_text() == (folder / "demo.svg").read_text()
+    picture = (folder / "demo.svg").read_text()
+    texts = [node.text for node in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    for words in ("lock", "worker A", "worker B", "storage", "token 1"):
+        assert texts.count(words) == 2, words
+    assert {"Without a guard", "With a guard", "LeaseLostError: stalled", "waits"} <= {*texts}
+    assert {"token 1 is late: accepted", "token 1 < 2: refused", "not written: balance 110"} <= {*texts}
+    assert "href" not in picture
 
 
 def test_the_evidence_of_a_real_run_is_complete(performed):

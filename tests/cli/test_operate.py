@@ -15,7 +15,7 @@ from command_line import Fencing
 from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnZooKeeper
 from rich.cells import cell_len
 from store_bench import StoreBench
-from terminal import Open, Terminal, at_a_terminal
+from terminal import Open, at_a_terminal
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, LossReason, connect
 from fencing_sdk.sync import connect as connect_sync
@@ -23,7 +23,7 @@ from fencing_sdk.sync import connect as connect_sync
 pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
-# `fencing ls`, `show`, `break` and `top`, as a person and as a script use them.
+# `fencing ls`, `show` and `break`, as a person and as a script use them.
 
 
 __all__ = ["at_a_terminal"]
@@ -176,7 +176,6 @@ async def test_break_with_a_token_hits_no_other_holder(fencing: Fencing, locks: 
         (["break", "a", "--yes"], "reason"),
         (["break", "a", "--yes", "--reason", ""], "reason must be"),
         (["break", "a", "--yes", "--reason", "x", "--token", "-1"], "token"),
-        (["top"], "needs a terminal"),
         (["ls", "--limit", "-1"], "--limit must be"),
         (["ls", ""], "pattern must not be empty"),
         (["show", ""], "name must not be empty"),
@@ -238,78 +237,11 @@ async def test_break_that_is_interrupted_at_the_question_ends_at_once_and_takes_
     await lease.release()
 
 
-def test_top_shows_what_is_held_until_q_is_pressed(at_a_terminal: Open, fencing: Fencing):
-    holder = fencing.start("run", "nightly/1", "--", "sleep", "60")
-    terminal = at_a_terminal("top", "--every", "300ms")
-    terminal.shows("nightly/1")
-    assert "calls/s" in plain(terminal.seen)
-    terminal.type("q")
-    assert terminal.ends() == 0
-    assert "\x1b[?1049l" in terminal.rest(), "the screen from before is shown again"
-    holder.terminate()
-
-
-async def test_top_fits_the_terminal_whose_size_changes(at_a_terminal: Open, locks: LockClient):
-    held = [await locks.lock(f"tenants/{number:02}/" + "x" * 60, ttl=60).acquire() for number in range(30)]
-    terminal = at_a_terminal("top", "--every", "300ms")
-    for columns, lines in ((80, 24), (50, 12), (100, 30)):
-        terminal.resize(columns, lines)
-        expected = (columns, lines, lines - 5, f"... and {30 - (lines - 5)} more")
-        screens = []
-        while expected not in screens:  # the first ones may have been drawn before, or meanwhile
-            assert len(screens) < 50, screens
-            rows = await asyncio.to_thread(next_screen, terminal)
-            named = sum(row.startswith("tenants/") for row in rows)
-            screens.append((max(map(len, rows), default=0), len(rows), named, rows[-1].rstrip() if rows else ""))
-    terminal.type("q")
-    assert await asyncio.to_thread(terminal.ends) == 0
-    for lease in held:
-        await lease.release()
-
-
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
-HOME = "\x1b[H"
-
-
-def next_screen(terminal: Terminal) -> list[str]:
-    """The rows of the next screen that is drawn as a whole."""
-    terminal.shows(HOME)
-    terminal.seen = terminal.seen.partition(HOME)[2]
-    terminal.shows(HOME)
-    drawn, _, rest = terminal.seen.partition(HOME)
-    terminal.seen = HOME + rest
-    return plain(drawn).splitlines()
-
-
-def test_top_tells_that_the_store_is_down_and_ends(at_a_terminal: Open):
-    terminal = at_a_terminal("top", "--url", "redis://user:secret@127.0.0.1:1")
-    assert terminal.ends() == 69
-    assert "127.0.0.1" in terminal.rest()
-    assert "secret" not in terminal.seen
-
-
-def test_an_interrupt_ends_top_in_order(at_a_terminal: Open):
-    terminal = at_a_terminal("top", "--every", "300ms")
-    terminal.shows("0 held")
-    terminal.type("\x03")
-    assert terminal.ends() == 0
-    assert "\x1b[?1049l" in terminal.rest(), "the screen from before is shown again"
-
-
-async def test_top_draws_one_look_without_a_terminal(fencing: Fencing, locks: LockClient):
-    async with locks.lock("report/7"):
-        done = await asyncio.to_thread(fencing, "top", "--svg", "top.svg")
-    assert (done.returncode, done.stderr) == (0, "")
-    picture = fencing.path("top.svg").read_text().replace("&#160;", " ")
-    assert "report/7" in picture
-    assert "1 held" in picture
-    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
-
-
-# `fencing ls`, `show`, `break` and `top` on every real store, and against one that hangs.
+# `fencing ls`, `show` and `break` on every real store.
 
 
 NAME = "report-1"
@@ -341,19 +273,6 @@ class OperatorSuite:
                 lease.check()
             assert (lost.value.reason, lost.value.detail) == (LossReason.REVOKED, "it hangs")
             await following.release()
-
-    def test_a_store_that_hangs_is_told_and_asked_again(self, at_a_terminal: Open, bench: StoreBench, fencing: Fencing):
-        terminal = at_a_terminal("top", "--every", "300ms", "--url", bench.url)
-        terminal.shows("0 held")
-        bench.pause()
-        try:
-            terminal.shows("no answer")
-            terminal.forget()
-        finally:
-            bench.resume()
-        terminal.shows("0 held")
-        terminal.type("q")
-        assert terminal.ends() == 0
 
 
 class TestRedis(OnRedis, OperatorSuite): ...
@@ -407,13 +326,6 @@ def test_a_command_that_falls_back_to_the_file_of_its_user_names_it_first(fencin
         assert all(json.loads(line) for line in done.stdout.splitlines())
     named = fencing(*command, "--url", first.rpartition(" ")[2]) if command[0] != "run" else None
     assert named is None or "no store is named" not in named.stderr
-
-
-def test_top_names_the_file_of_its_user_on_its_screen(fencing: Fencing):
-    for url, named in (("", False), (f"sqlite:///{fencing.store}", True)):
-        fencing.environment["FENCING_URL"] = url
-        assert fencing("top", "--svg", "top.svg").returncode == 0
-        assert ("FENCING_URL_FILE" in fencing.path("top.svg").read_text()) is not named
 
 
 def test_every_crontab_of_the_pages_names_a_store():

@@ -24,12 +24,9 @@ from local_ports import HOST
 from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnZooKeeper
 from permissions import without_power_over_permissions
 from store_bench import EtcdBench, MysqlBench, PostgresqlBench, RedisBench, StoreBench, ZooKeeperBench
-from terminal import Open, at_a_terminal
 
 from fencing_sdk import Lease, connect
 from fencing_sdk.cli.doctor import Health
-
-__all__ = ["at_a_terminal"]
 
 if TYPE_CHECKING:
     from postgresql_fixtures import StartPostgresql
@@ -38,7 +35,7 @@ pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "red
 
 NAME = "report-1"
 PASSWORD = "hunter2"
-LOOKING = (["ls"], ["ls", "--json"], ["show", NAME, "--json"], ["top", "--svg", "top.svg"])
+LOOKING = (["ls"], ["ls", "--json"], ["show", NAME, "--json"])
 BREAKING = ["break", NAME, "--reason", "it hangs", "--yes"]
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -72,7 +69,6 @@ def refuses(run: Run, url: str, sentence: str, *commands: Sequence[str]) -> None
         done = run(url, *command)
         assert (done.code, done.out) == (Exit.UNAVAILABLE, ""), command
         assert re.fullmatch(f"fencing: .*(?:{sentence}).*\n", done.err), (command, done.err)
-    assert not Path("top.svg").exists()
 
 
 def diagnoses(run: Run, url: str, sentence: str) -> None:
@@ -86,13 +82,11 @@ def diagnoses(run: Run, url: str, sentence: str) -> None:
 
 
 def looks(run: Run, url: str, lease: Lease) -> None:
-    table, lines, shown, drawn = (run(url, *command) for command in LOOKING)
-    assert {(each.code, each.err) for each in (table, lines, shown, drawn)} == {(0, "")}
+    table, lines, shown = (run(url, *command) for command in LOOKING)
+    assert {(each.code, each.err) for each in (table, lines, shown)} == {(0, "")}
     assert lease.holder in table.out
     assert json.loads(lines.out)["token"] == lease.token
     assert [holder["token"] for holder in json.loads(shown.out)["holders"]] == [lease.token]
-    assert NAME in Path("top.svg").read_text()
-    Path("top.svg").unlink()
 
 
 def block_after(text: str) -> str:
@@ -197,12 +191,6 @@ class TestRedis(OnRedis, BrokenStoreSuite):
         "replica": (redis_replica, "is a replica, not a master, and grants no locks"),
     }
     DENIED = "the user may not use a command or a key"
-
-    def test_top_ends_when_the_store_refuses(self, at_a_terminal: Open, bench: RedisBench):
-        with redis_user("~*", "&*", "+@all", "-scan")(bench) as url:
-            terminal = at_a_terminal("top", "--url", url)
-            assert terminal.ends() == Exit.UNAVAILABLE
-        assert "the user may not run 'scan'" in terminal.rest()
 
     def viewer(self, bench: RedisBench) -> AbstractContextManager[str]:
         rules = block_after("On Redis").split()

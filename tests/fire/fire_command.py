@@ -14,8 +14,8 @@ from pathlib import Path
 from fire_run import KINDS, Outcome, play
 from fire_stores import STORES
 
-from fencing_sdk.cli.recordings import _lines_of
-from fencing_sdk.testing.history import PROMISES, Verdict
+from tests.simulation.check import verdict_lines
+from tests.simulation.judge import PROMISES, Verdict
 
 OK, VIOLATED, UNKNOWN = 0, 1, 3
 ROUND = 90.0
@@ -55,10 +55,9 @@ def heard(outcome: Outcome, *, least: int) -> list[str]:
         *([f"tried, and hit nobody: {missed}"] if missed else []),
         f"{work}, {written}",
     )
-    verdict = report.verdict(least=least)
     failed = [f"  failure: {failure}" for failure in outcome.failures]
     short = [f"  too little: {reason}" for reason in too_little(outcome, least=least)]
-    return [*counts, *_lines_of(report, verdict, least, PROMISES), *failed, *short]
+    return [*counts, *verdict_lines(report, least=least), *failed, *short]
 
 
 async def burn(

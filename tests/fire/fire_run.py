@@ -28,8 +28,9 @@ from patience import until
 
 from fencing_sdk import FencingError, LockClient, connect
 from fencing_sdk._recording import Recorder
-from fencing_sdk.cli.recordings import Line, parse_line
-from fencing_sdk.testing.history import Report, check
+from tests.simulation.check import read_lines
+from tests.simulation.history import Line
+from tests.simulation.judge import Report, check
 
 Deck: TypeAlias = dict[str, Callable[[], Awaitable[bool]]]
 """Faults, each of which tells whether it really happened."""
@@ -349,7 +350,7 @@ class Round:
             if path.name == "history.jsonl":
                 continue
             *whole, _torn = path.read_bytes().split(b"\n")  # a killed process may have written half a line
-            found += [parse_line(raw, path.name) for raw in whole]
+            found += read_lines(whole, path.name)
         return found
 
 

@@ -3,7 +3,7 @@ Histories of a simulated world, made from seeds: ``python -m tests.simulation``,
 
 The real client runs in processes that freeze and crash, behind a network that loses, delays and
 doubles messages, in front of a store that restarts and forgets. One seed is one history, byte for
-byte. `fencing_sdk.testing.history` judges it, and the command prints each seed that breaks a promise
+byte. `tests.simulation.judge` judges it, and the command prints each seed that breaks a promise
 with the smallest script that still breaks it.
 
     python -m tests.simulation --histories 10000
@@ -25,15 +25,15 @@ from pathlib import Path
 
 from fencing_sdk._values.observers import keep_off_console
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.testing.history import HEADLINES, PROMISES, Report, Verdict
 from tests.simulation.campaign import LEAST, Campaign, Writer, run_campaign
+from tests.simulation.check import CODES
 from tests.simulation.control import Control
 from tests.simulation.controls import all_controls
+from tests.simulation.judge import HEADLINES, PROMISES, Report
 from tests.simulation.play import History, play
 from tests.simulation.script import Script, write_election_script, write_script, write_share_script
 from tests.simulation.shrink import shrink
 
-_CODES = {Verdict.OK: 0, Verdict.VIOLATED: 1, Verdict.UNKNOWN: 3}
 _INTERRUPTED = 128 + signal.SIGINT
 _MODULE = "tests.simulation"
 _SHOWN = 3
@@ -110,7 +110,7 @@ def _one(script: Script, record: Path | None) -> int:
     history = play(script)
     if record is not None:
         record.write_text(history.text, encoding="utf-8")
-        _say(f"recorded; look at it with: fencing timeline {record} --svg {record}.svg")
+        _say(f"recorded in {record}")
     if not history.report.violations:
         _say(f"seed {script.seed}: nothing was broken in {len(history.lines)} lines")
         return 0
@@ -134,7 +134,6 @@ def _explain(history: History) -> None:
     shares = " --elections" if drains else " --shares" if modes != {"lock"} else ""
     _say(f"  repeat it:\n    python -m {_MODULE} --seed {script.seed}{shares} --record seed-{script.seed}.jsonl")
     _say(f"    python -m {_MODULE} --record small.jsonl --script '{small.to_json()}'")
-    _say("    fencing timeline small.jsonl --svg small.svg")
 
 
 def _many(first: int, histories: int, jobs: int, write: Writer) -> int:
@@ -157,7 +156,7 @@ def _many(first: int, histories: int, jobs: int, write: Writer) -> int:
         _explain(play(write(seed)))
     if len(campaign.failed) > _SHOWN:
         _say(f"\nfailed besides: {', '.join(map(str, sorted(campaign.failed)[_SHOWN:]))}")
-    return _INTERRUPTED if campaign.interrupted and not campaign.failed else _CODES[campaign.verdict]
+    return _INTERRUPTED if campaign.interrupted and not campaign.failed else CODES[campaign.verdict]
 
 
 def summary(campaign: Campaign) -> str:

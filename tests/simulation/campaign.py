@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from threading import Event
 
 from fencing_sdk._values.observers import keep_off_console
-from fencing_sdk.testing.history import Report, Verdict
+from tests.simulation.judge import Report, Verdict
 from tests.simulation.play import play
 from tests.simulation.script import Script, write_script
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fencing_sdk._values.timing import DRIFT, Timing
 from fencing_sdk.testing._loop import never
-from fencing_sdk.testing.history import Report, check
+from tests.simulation.judge import Report, check
 from tests.simulation.mishaps import Mishaps
 from tests.simulation.script import Script, Visit
 from tests.simulation.stage import Actor, Stage, to_text

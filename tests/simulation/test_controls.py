@@ -2,9 +2,9 @@
 
 import pytest
 
-from fencing_sdk.testing.history import PROMISES
 from tests.simulation.control import Control
 from tests.simulation.controls import all_controls
+from tests.simulation.judge import PROMISES
 from tests.simulation.play import play
 from tests.simulation.script import Script
 from tests.simulation.shrink import shrink

@@ -14,8 +14,8 @@ from campaigns import amount
 
 from fencing_sdk import ConfigurationError, LossReason
 from fencing_sdk._engine.lease_group import LeaseGroup
-from fencing_sdk.testing.history import Report, Verdict
 from tests.simulation.campaign import play_seeds, run_campaign
+from tests.simulation.judge import Report, Verdict
 from tests.simulation.play import History, play
 from tests.simulation.script import THEMES, Fault, Script, Visit, write_election_script, write_script
 

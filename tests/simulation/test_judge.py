@@ -1,16 +1,97 @@
-"""Histories: what is gathered of them, with shares, and the verdicts on them."""
+"""The judge of histories: each rule has a recording that it accepts and a similar one that it rejects."""
+
+# mypy: ignore-errors
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import Change, about, add, both, change, drop, find, good, held_once, line, without_store
 
-from fencing_sdk import ConfigurationError
-from fencing_sdk.testing.history import PROMISES, Report, Verdict, check
+from tests.simulation.check import main
+from tests.simulation.judge import PROMISES, Report, Verdict, check
 
-# Every rule of the checker has a recording that it accepts and a similar one that it rejects.
+Lines = list[dict[str, Any]]
+Change = Callable[[Lines], object]
+
+
+def line(t: float, kind: str, actor: str = "A", **fields: object) -> dict[str, Any]:
+    return {"t": t, "kind": kind, "actor": actor, **fields}
+
+
+def about(holder: str) -> dict[str, Any]:
+    return {"name": "a", "token": {"h1": 1, "h2": 2}[holder], "holder": holder}
+
+
+def held_once(actor: str, holder: str, at: float) -> Lines:
+    """One holder's stay of three seconds, with everything that can be recorded about it."""
+    mine = about(holder)
+    call = {"name": "a", "holder": holder, "ttl": 10.0}
+    return [
+        line(at, "acquiring", actor, name="a", holder=holder),
+        line(at, "asked", actor, call=f"{holder}.1", operation="acquire", **call),
+        line(at + 0.01, "granted", "store", **mine, until=at + 10.01),
+        line(at + 0.02, "answered", actor, call=f"{holder}.1", outcome="granted", token=mine["token"]),
+        line(at + 0.02, "acquired", actor, **mine, ttl=10.0, waited=0.02, deadline=at + 7.9),
+        line(at + 0.03, "fence_raised", actor, name="a", token=mine["token"], resource="r"),
+        line(at + 0.03, "entered", actor, **mine, fences=["r"]),
+        line(at + 1.0, "read", actor, resource="r", **mine),
+        line(at + 1.1, "write_accepted", actor, resource="r", token=mine["token"], holder=holder, sent=at + 1.0),
+        line(at + 2.0, "asked", actor, call=f"{holder}.2", operation="renew", **call),
+        line(at + 2.01, "extended", "store", **mine, until=at + 12.01),
+        line(at + 2.02, "answered", actor, call=f"{holder}.2", outcome="renewed"),
+        line(at + 2.02, "renewed", actor, name="a", token=mine["token"], deadline=at + 9.9),
+        line(at + 3.0, "body_ended", actor, **mine, how="clean"),
+        line(at + 3.0, "asked", actor, call=f"{holder}.3", operation="release", **call),
+        line(at + 3.01, "ended", "store", **mine, why="released", by=holder),
+        line(at + 3.02, "answered", actor, call=f"{holder}.3", outcome="done"),
+        line(at + 3.02, "released", actor, name="a", token=mine["token"], held_for=3.0, confirmed=True),
+        line(at + 3.02, "left", actor, **mine, error=None),
+    ]
+
+
+def good() -> Lines:
+    """Two holders one after the other; then a third asks when faults have ended."""
+    return [
+        line(0.0, "run", "test", title="two holders", declared=True),
+        *held_once("A", "h1", 1.0),
+        *held_once("B", "h2", 6.0),
+        line(20.0, "healed", "test", within=5.0),
+        line(20.0, "acquiring", "C", name="b", holder="h3"),
+        line(21.0, "acquired", "C", name="b", token=3, holder="h3", waited=1.0, ttl=10.0, deadline=28.9),
+        line(20.9, "granted", "store", name="b", token=3, holder="h3", until=30.9),
+        line(22.0, "ended", "store", name="b", token=3, holder="h3", why="released", by="h3"),
+        line(22.1, "released", "C", name="b", token=3, held_for=1.0, confirmed=True),
+        line(40.0, "end", "test", held=[]),
+    ]
+
+
+def without_store(lines: Lines) -> Lines:
+    return [one for one in lines if one["kind"] not in {"granted", "extended", "ended", "asked", "answered"}]
+
+
+def find(lines: Lines, kind: str, **fields: object) -> dict[str, Any]:
+    return next(one for one in lines if one["kind"] == kind and fields.items() <= one.items())
+
+
+def drop(lines: Lines, kind: str, **fields: object) -> None:
+    lines.remove(find(lines, kind, **fields))
+
+
+def change(kind: str, where: dict[str, object] | None = None, **fields: object) -> Change:
+    return lambda lines: find(lines, kind, **(where or {})).update(fields)
+
+
+def add(*more: dict[str, Any]) -> Change:
+    return lambda lines: lines.extend(more)
+
+
+def both(*changes: Change) -> Change:
+    return lambda lines: [one(lines) for one in changes]
 
 
 A, B = {"actor": "A"}, {"actor": "B"}
@@ -296,9 +377,6 @@ def test_grants_of_the_store_are_judged_by_their_modes():
     assert check([*permits, granted(3, "h3", 2, mode="permit", permit=2)]).rules == {"store_token_fell"}
 
 
-# What a recording shows: plain ones by the next holder, several runs one by one, and too little never passes.
-
-
 # Without a store that can be looked into, the next holder is the measure.
 
 
@@ -326,11 +404,8 @@ def test_a_frozen_holder_is_not_accused_of_work_in_a_plain_recording():
 # Too little is never a pass.
 
 
-def test_a_recording_that_shows_everything_passes():
+def test_a_recording_that_shows_everything_passes_and_one_with_too_few_acquisitions_does_not():
     assert check(good()).verdict(least=3) is Verdict.OK
-
-
-def test_too_few_acquisitions_are_unknown():
     assert check(good()).verdict(least=4) is Verdict.UNKNOWN
 
 
@@ -388,5 +463,46 @@ def test_runs_in_one_recording_are_judged_apart():
     ],
 )
 def test_an_incomplete_event_is_an_error_that_names_its_kind(incomplete: dict[str, Any]):
-    with pytest.raises(ConfigurationError, match=incomplete["kind"]):
+    with pytest.raises(ValueError, match=incomplete["kind"]):
         check([incomplete])
+
+
+def without_writes(lines: Lines) -> None:
+    lines[:] = [one for one in lines if one["kind"] != "write_accepted"]
+
+
+def written(path: Path, lines: Lines) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "code", "said"),
+    [
+        (lambda _: None, [], 3, "verdict: unknown: fewer than 25 acquisitions"),
+        (lambda _: None, ["--least", "3"], 0, "verdict: ok"),
+        (lambda ls: drop(ls, "write_accepted"), ["--least", "3", "--require", "P3"], 0, "verdict: ok"),
+        (without_writes, ["--least", "3", "--require", "P3"], 3, "the recording has nothing about P3"),
+        (change("acquired", B, token=1), [], 1, "P4 shared_token"),
+        (change("acquired", B, token=1, name="\x1b[2J"), ["--least", "1"], 1, "\\x1b[2J"),
+        (change("acquired", B, token="x"), [], 2, "of kind 'acquired' at 6.02 is incomplete"),
+        (add({"kind": "run"}), [], 2, "line 24 of "),
+    ],
+)
+def test_the_command_judges_files(
+    spoil: Change, options: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = good()
+    spoil(lines)
+    half = len(lines) // 2
+    files = [written(tmp_path / "a.jsonl", lines[:half]), written(tmp_path / "b.jsonl", lines[half:])]
+    assert main([*files, *options]) == code
+    heard = "".join(capsys.readouterr())
+    assert said in heard
+    assert "\x1b" not in heard
+
+
+def test_the_judge_shares_no_code_with_what_it_judges():
+    for name in ("history", "judge"):
+        text = Path(__file__).with_name(f"{name}.py").read_text()
+        assert "fencing_sdk" not in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
