@@ -37,7 +37,6 @@ from fencing_sdk.backends.redis.connection import dial as redis_dial
 from fencing_sdk.backends.redis.options import topology_from_client
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.backends.zookeeper.connection import driver as zookeeper_driver
-from fencing_sdk.guards.redis import RedisGuard, _dialed
 from fencing_sdk.guards.sql import _transaction
 from fencing_sdk.integrations import django as our_django
 from fencing_sdk.recipes import drain_signals
@@ -219,16 +218,6 @@ async def read_valkey(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     topology_from_client(client)
 
 
-async def guard_by_url(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(_dialed, "Connection", renamed("redis.asyncio.connection", name, "Connection"))
-    RedisGuard("redis://localhost")
-
-
-async def guard_by_url_with_options(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(_dialed, "driver", SimpleNamespace())
-    RedisGuard("redis://localhost?socket_timeout=1")
-
-
 async def open_zookeeper(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     parents, set_hosts = (renamed("kazoo.client", name, "KazooClient"),), zookeeper_driver._Client.set_hosts
     monkeypatch.setattr(zookeeper_driver, "_Client", type("_Client", parents, {"set_hosts": set_hosts}))
@@ -289,9 +278,6 @@ PARTS = [
     Part("redis", "_writer", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_parser", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_reader", "redis._parsers.hiredis", {DIAL}, open_redis_parser),
-    Part("redis", "_connect", CONNECTION, {"guards.redis._dialed"}, guard_by_url),
-    Part("redis", "_connection_arguments", CONNECTION, {"guards.redis._dialed"}, guard_by_url),
-    Part("redis", "URL_QUERY_ARGUMENT_PARSERS", CONNECTION, {"guards.redis._dialed"}, guard_by_url_with_options),
     Part("redis", "_force_master_ip", "redis.asyncio.sentinel", {SETTINGS}, read_sentinels),
     Part("redis", "sentinel_manager", "redis.asyncio.sentinel", {SETTINGS}, read_sentinels),
     Part("redis", "min_other_sentinels", "redis.asyncio.sentinel", {SETTINGS}, read_sentinels),

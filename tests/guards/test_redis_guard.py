@@ -623,6 +623,11 @@ async def test_a_url_may_be_a_socket_and_valkeys(redis_server):
             await guard.raise_to("a", NEW)
 
 
+def test_urls_are_read_that_urlsplit_refuses():
+    for url in ("redis://u:p@[::1]:2/1?socket_timeout=2", "rediss+cluster://u:p@h1,[::1]:2", "unix:///run/s?db=1"):
+        assert RedisGuard(url)
+
+
 NO_CLIENTS = [None, 7, b"redis://localhost", object(), SimpleNamespace(execute_command=print), Redis, redis]
 
 

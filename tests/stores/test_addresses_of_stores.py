@@ -21,7 +21,6 @@ from zookeeper_server import ZooKeeperServer
 from fencing_sdk import connect
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
-from fencing_sdk.guards.redis import RedisGuard
 
 pytest_plugins = [
     "etcd_fixtures",
@@ -82,7 +81,7 @@ class AddressesSuite:
 
 
 class WithGuardSuite(AddressesSuite):
-    guard: Callable[[str], RedisGuard | EtcdGuard | KahunaGuard]
+    guard: Callable[[str], EtcdGuard | KahunaGuard]
 
     async def test_it_hides_none_from_a_guard(self, place: Place, two_addresses: None):
         guard = self.guard(place.url)
@@ -95,26 +94,20 @@ class WithGuardSuite(AddressesSuite):
         await guard.aclose()
 
 
-class TestRedis(WithGuardSuite):
-    guard = RedisGuard
-
+class TestRedis(AddressesSuite):
     @pytest.fixture
     def place(self, redis_server: RedisServer) -> Place:
         return Place(f"redis://{NAME}:{redis_server.port}", [redis_server.port])
 
 
-class TestRedisWithTls(WithGuardSuite):
-    guard = RedisGuard
-
+class TestRedisWithTls(AddressesSuite):
     @pytest.fixture
     def place(self, start_redis, certificates: Certificates) -> Place:
         port = start_redis(tls=certificates).tls_port
         return Place(f"rediss://{NAME}:{port}?ssl_ca_certs={certificates.authority}", [port])
 
 
-class TestRedisCluster(WithGuardSuite):
-    guard = RedisGuard
-
+class TestRedisCluster(AddressesSuite):
     @pytest.fixture
     def place(self, redis_cluster: Cluster) -> Place:
         ports = [node.port for node in redis_cluster.nodes]

@@ -19,7 +19,6 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
-from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
 
 # From a URL to a backend: plug-ins are found, drivers are named, and no URL is ever repeated.
@@ -463,9 +462,6 @@ def test_other_urls_are_read_there_too(scheme: str, monkeypatch, tmp_path):
         (KahunaGuard, "kahuna://h1,[::1]:2"),
         (SqlGuard, "postgresql://u:p@h1,[::1]:2/app"),
         (SqlGuard, "sqlite:///app.db"),
-        (RedisGuard, "redis://u:p@[::1]:2/1?socket_timeout=2"),
-        (RedisGuard, "rediss+cluster://u:p@h1,[::1]:2"),
-        (RedisGuard, "unix:///run/s?db=1"),
     ],
 )
 async def test_guards_read_their_urls_there_too(guard, url: str, monkeypatch):

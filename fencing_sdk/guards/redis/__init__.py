@@ -8,22 +8,33 @@ A guard inside Redis or Valkey: one script checks the token, raises the fence an
 For Redis 6.2 or newer and Valkey: one server, Sentinel or Cluster. The server runs a script without
 interruption, so no other client's command comes in between. But if a command of the script fails, the
 server does not take back what the commands before it have written.
+
+redis-py and valkey-py send a command again when its answer is lost. Raising a fence twice does no harm. But the
+caller's commands must not run twice: an INCR would count twice. So a guarded write is sent once, on a connection of the
+driver, and a lost answer is an error of the driver. This module imports a driver only for a URL.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from urllib.parse import parse_qsl
 
+from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._values.claim import check_name
+from fencing_sdk._values.drivers import install
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.token import Token, format_token
+from fencing_sdk._values.url import decoded, read_database, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards._verdict import StoreGuard, check_token_of, check_tokens
-from fencing_sdk.guards.redis._connection import connection_to
 from fencing_sdk.guards.redis._scripts import (
+    EXECUTE,
     Argument,
     CheckedScript,
     Command,
@@ -38,7 +49,6 @@ from fencing_sdk.guards.redis._scripts import (
     fence_key,
     keys_of,
     packed,
-    script_of_file,
     slot,
     tag,
     unless_failed,
@@ -53,6 +63,12 @@ __all__ = ["Argument", "Command", "FencedScript", "RedisGuard"]
 Client: TypeAlias = "Redis | RedisCluster | Valkey | ValkeyCluster"
 
 _MIN_RETENTION = 1.0
+_PATIENCE = 5.0
+"""Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PORT = 6379
+_SINGLE = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+_CLUSTER = {f"{scheme}+cluster": plain for scheme, plain in _SINGLE.items() if scheme != "unix"}
 
 
 class RedisGuard(StoreGuard):
@@ -97,8 +113,12 @@ class RedisGuard(StoreGuard):
         super().__init__(observers)
         self._prefix = check_prefix(prefix)
         self._retention = _milliseconds(retention)
-        self._connection = connection_to(client_or_url)
-        self._execute = script_of_file("execute")
+        self._is_own = isinstance(client_or_url, str)
+        self._client: Any = _client_for(client_or_url) if isinstance(client_or_url, str) else client_or_url
+        self._family = _family(self._client)
+        self._no_script: type[Exception] = importlib.import_module(f"{self._family}.exceptions").NoScriptError
+        self._is_cluster = hasattr(self._client, "get_node_from_key")
+        self._execute = CheckedScript(EXECUTE)
         self._check = CheckedScript("")
 
     def key(self, resource: str, name: str) -> str:
@@ -178,7 +198,7 @@ class RedisGuard(StoreGuard):
         checked = check_tokens(tokens)
         steps: dict[int, dict[str, Token]] = {}
         for resource, token in checked.items():
-            one_step = slot(fence_key(self._prefix, resource)) if self._connection.is_cluster else 0
+            one_step = slot(fence_key(self._prefix, resource)) if self._is_cluster else 0
             steps.setdefault(one_step, {})[resource] = token
         for step in steps.values():
             await self._write(self._check, step, (), (), once=False)
@@ -233,7 +253,8 @@ class RedisGuard(StoreGuard):
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
         key = fence_key(self._prefix, check_name(resource, parameter="resource"))
-        stored = await self._connection.get(key)
+        # A client may send GET to a replica, so a script reads it.
+        stored = await self._send("EVAL", "return redis.call('GET', KEYS[1])", 1, key, once=False)
         return None if stored is None else fence_from(stored, key)
 
     async def aclose(self) -> None:
@@ -242,7 +263,8 @@ class RedisGuard(StoreGuard):
 
         The next call opens new connections, as with the other guards: then close the guard again.
         """
-        await self._connection.aclose()
+        if self._is_own:
+            await self._client.aclose()
 
     async def _write(
         self,
@@ -260,18 +282,62 @@ class RedisGuard(StoreGuard):
         check = [word for token in tokens.values() for word in (f"{token:d}", token.holder or "")]
         words = [*arguments, *check, self._retention, str(len(tokens))]
         with self._reports.of_refusals(tokens):
-            reply = await self._connection.evaluate(script, [*touched, *fences.values()], words, once=once)
+            keys = [*touched, *fences.values()]
+            try:
+                reply = await self._send("EVALSHA", script.sha, len(keys), *keys, *words, once=once)
+            except self._no_script:  # the server has not run it
+                reply = await self._send("EVAL", script.text, len(keys), *keys, *words, once=once)
+            except Exception as error:  # the driver's names no file
+                complaint = self._tls_complaint()
+                if complaint is None:
+                    raise
+                raise ConfigurationError(complaint) from error
             return accepted(tokens, list(fences.values()), reply)
+
+    def _tls_complaint(self) -> str | None:
+        """Return which file that the URL names for TLS is unusable, or None."""
+        if not self._is_own:
+            return None
+        client = self._client
+        options = client.get_connection_kwargs() if self._is_cluster else client.connection_pool.connection_kwargs
+        return complaint_about(*map(options.get, _TLS_FILES), names=_TLS_FILES)
+
+    async def _send(self, verb: str, script: str, number: int, *words: Argument, once: bool) -> object:
+        """Send a command to the server with the last of its keys: *once*, or as often as the client is set to."""
+        client = self._client
+        if self._is_cluster:
+            # Without a map of the cluster, redis-py sends commands to any node, and after five redirections it breaks
+            # off all that are under way. With target_nodes it sends the command once: if the slot has moved, the server
+            # has not run it.
+            await client.initialize()
+            options = {"target_nodes": client.get_node_from_key(words[number - 1])} if once else {}
+            return await client.execute_command(verb, script, number, *words, **options)
+        if not once:
+            return await client.execute_command(verb, script, number, *words)
+        pool = client.connection_pool
+        # valkey-py requires the name of the command; redis-py warns about it.
+        connection = await pool.get_connection(*([] if self._family == "redis" else [verb]))
+        try:
+            # A pool of redis-py 8 hands out a connection that the server has closed, while it listens for notices of
+            # maintenance. Earlier pools and valkey-py's check it, and their connections have no `can_read`.
+            if hasattr(connection, "can_read") and await connection.can_read():
+                await connection.disconnect()
+                await connection.connect()
+            await connection.send_command(verb, script, number, *words)
+            return await connection.read_response()
+        finally:
+            await pool.release(connection)
 
     def _touched(self, fences: Mapping[str, bytes], keys: Iterable[Argument]) -> list[bytes]:
         """Return each of *keys* once, as bytes. Refuse the fences, and what is in several slots of a cluster."""
-        touched = list(dict.fromkeys(self._connection.encode(key) for key in check_arguments(keys, "keys")))
+        encoder = self._client.get_encoder()
+        touched = list(dict.fromkeys(bytes(encoder.encode(key)) for key in check_arguments(keys, "keys")))
         for resource, fence in fences.items():
             if fence in touched:
                 what = f"key {shown(fence)} is the fence of {shown(resource)}"
                 msg = f"{what}, which no command may write; use raise_to()"
                 raise ConfigurationError(msg)
-        if self._connection.is_cluster:
+        if self._is_cluster:
             check_one_slot(fences)
             for resource, fence in fences.items():
                 check_slots(resource, fence, touched)
@@ -304,6 +370,74 @@ class FencedScript:
         if isinstance(value, Exception):
             raise value
         return value
+
+
+def _family(client: object) -> str:
+    """
+    Return the name of the driver that *client* belongs to.
+
+    Raises:
+        ConfigurationError: it is not a client of redis.asyncio or valkey.asyncio.
+    """
+    modules = {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+    families = modules & {"redis", "valkey"}
+    if not families or not inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
+        msg = (
+            "client must be a Redis or RedisCluster of redis.asyncio (or valkey.asyncio) or a URL such as "
+            f"'redis://localhost', not {type(client).__name__}; of a Sentinel pass sentinel.master_for(service)"
+        )
+        raise ConfigurationError(msg)
+    return families.pop()
+
+
+def _client_for(url: str) -> Redis | RedisCluster:
+    """
+    Make a client of redis-py for *url*, without I/O.
+
+    Raises:
+        ConfigurationError: the URL cannot be used, or redis-py is missing. The message never repeats the URL.
+    """
+    scheme, colon, _ = url.partition("://")
+    if not colon or not (scheme in _SINGLE or scheme in _CLUSTER):
+        msg = f"url must begin with one of {', '.join([*_SINGLE, *_CLUSTER])}; for Sentinel pass a client"
+        raise ConfigurationError(msg)
+    try:
+        from redis.asyncio import Redis, RedisCluster  # noqa: PLC0415  (a client may be valkey-py's)
+        from redis.asyncio.cluster import ClusterNode  # noqa: PLC0415
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        msg = f"{error.name} is not installed; run: {install('redis')}"
+        raise ConfigurationError(msg) from error
+    parts = split_url(url)
+    database = None if scheme == "unix" else read_database(parts.path)
+    given = {"username": parts.user, "password": parts.password, "db": database}
+    if scheme == "unix":
+        if parts.hosts or not parts.path.strip("/"):
+            refuse_url("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
+        given["path"] = decoded(parts.path, "path")
+    elif scheme in _CLUSTER:
+        if not parts.hosts or database:
+            refuse_url("must look like redis+cluster://host:6379,host:6379, without a database: a cluster has only one")
+    else:
+        if "," in parts.hosts:
+            refuse_url("names several hosts; for a cluster write redis+cluster://")
+        given["host"], given["port"] = parts.addresses()[0].at(_PORT) if parts.hosts else ("localhost", _PORT)
+    place: dict[str, Any] = {name: value for name, value in given.items() if value not in {None, ""}}
+    named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    if place.keys() & set(named) or len(set(named)) < len(named):
+        refuse_url("gives the server, the login or an option twice")
+    options = {"socket_timeout": _PATIENCE, **place}
+    with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
+        if scheme in _CLUSTER:
+            nodes = [ClusterNode(*address.at(_PORT)) for address in parts.addresses()]
+            return RedisCluster.from_url(f"{_CLUSTER[scheme]}://?{parts.query}", startup_nodes=nodes, **options)
+        retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1), 3)  # from_url() sets none, and Redis() these
+        client = Redis.from_url(f"{_SINGLE[scheme]}://?{parts.query}", retry=retry, **options)
+        cast("Any", client.connection_pool).make_connection()  # checks the options, and does not connect
+        return client
+    msg = "url cannot be used: an option in its query is unknown or has a wrong value"
+    raise ConfigurationError(msg)
 
 
 def _milliseconds(duration: Seconds | None, parameter: str = "retention", *, low: float = _MIN_RETENTION) -> str:

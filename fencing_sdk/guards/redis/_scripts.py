@@ -125,7 +125,7 @@ def check_arguments(arguments: Iterable[object], what: str) -> list[Argument]:
 
 
 def packed(commands: Sequence[Command]) -> list[Argument]:
-    """Join the words of all *commands*, each command with their number first, as ``execute.lua`` reads them."""
+    """Join the words of all *commands*, each command with their number first, as `EXECUTE` reads them."""
     return [word for command in commands for word in (len(command), *command)]
 
 
@@ -191,19 +191,28 @@ def checked_body(body: object) -> str:
     return body
 
 
-def script_of_file(name: str) -> CheckedScript:
-    """Read ``name.lua`` of this folder, and put the check in front."""
-    return CheckedScript(_read(name))
+EXECUTE = """
+local replies, at = {}, 1
+while ARGV[at] do
+  local last = at + tonumber(ARGV[at])
+  local reply = redis.pcall(unpack(ARGV, at + 1, last))
+  replies[#replies + 1] = reply
+  if type(reply) == 'table' and reply.err then break end
+  at = last + 1
+end
+return replies"""
+"""
+The body that runs the caller's commands in order, up to the first that fails. The error is then the last reply.
+
+ARGV: for each command, the number of its words and then the words.
+"""
 
 
 @cache
 def _check() -> str:
-    lines = (line.strip() for line in _read("check").splitlines())
-    return " ".join(line for line in lines if line and not line.startswith("--"))
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(f"{name}.lua").read_text(encoding="utf-8")
+    """Return the lines of ``check.lua`` as one, so that the line numbers in an error are those of the body."""
+    lines = Path(__file__).with_name("check.lua").read_text(encoding="utf-8").splitlines()
+    return " ".join(line for line in map(str.strip, lines) if line and not line.startswith("--"))
 
 
 _REFUSED, _ACCEPTED = 0, 1
