@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypedDict
 
+from fencing_sdk._engine.acquisition import Backoff
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._engine.terms import Backoff
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.reports import LABEL_LIMIT
 from fencing_sdk._values.timing import Seconds

@@ -26,9 +26,9 @@ from fencing_sdk._arguments import (
 )
 from fencing_sdk._client_operating import OperatingClient
 from fencing_sdk._client_sharing import SharingClient
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._lock import Lock
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.claim import Holder, check_name, check_namespace, in_namespace, name_for

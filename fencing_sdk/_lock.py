@@ -14,10 +14,10 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
+from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.deadlock import doubt_about, hold_in_doubt
-from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.engine import Engine, Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._engine.terms import Fences, Terms
 from fencing_sdk._lease import AnyLease, Lease, held_here, waiting_thread
 from fencing_sdk._values.claim import Mode, name_for
 from fencing_sdk._values.loop_owner import Uncopied

@@ -19,20 +19,22 @@ drain (`interrupt`) and the caller's cancellation end the wait.
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from fencing_sdk._engine.lifetime import BackendOpening
+import tenacity
+
 from fencing_sdk._engine.observer_reports import AcquisitionReport
-from fencing_sdk._engine.posted_requests import Flight
-from fencing_sdk._engine.store_calls import StoreCalls, backend_name
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms, Tries
-from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, mistake_in, mistake_in_refusal
+from fencing_sdk._engine.store_calls import Flight, StoreCalls, backend_name
+from fencing_sdk._lease import AnyLease
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Mode, mistake_in, mistake_in_refusal
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
+from fencing_sdk._values.reports import label_of
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, PlaceInLine, SupportsLine
+from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsLine, SupportsOpen
 from fencing_sdk.abc._powers import PostOutcome, SupportsFence
 from fencing_sdk.errors import (
     AcquireTimeoutError,
@@ -51,6 +53,131 @@ from fencing_sdk.errors import (
 _LONGEST_PAUSE = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""
 _SHORTEST_PAUSE = 0.001
+_OPENING_LIMIT = 5.0
+"""Seconds that one try to open the backend may take."""
+
+Backoff = Callable[[tenacity.RetryCallState], float]
+"""A tenacity wait strategy: ``wait_exponential(...) + wait_random(...)``, or any callable like one."""
+
+DEFAULT_BACKOFF: Backoff = tenacity.wait_random_exponential(multiplier=0.05, max=1.0)
+NO_FENCES: tuple[()] = ()
+
+_LAST_CALL = 2.0
+"""Seconds that a request may take although the patience ends meanwhile."""
+
+
+class Tries:
+    """The tries of one caller, as a tenacity wait strategy sees them."""
+
+    __slots__ = ("_backoff", "_state")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._state = tenacity.RetryCallState(tenacity.AsyncRetrying(wait=backoff), None, (), {})
+
+    def pause_after(self, error: Exception) -> float:
+        """Seconds until the next try, after one that ended with *error*."""
+        self._state.set_exception((type(error), error, None))
+        pause = max(0.0, float(self._backoff(self._state)))
+        self._state.prepare_for_next_attempt()
+        self._state.idle_for += pause
+        return pause
+
+
+class Terms(NamedTuple):
+    """The terms of an acquisition. ``name`` is the user's, ``store_name`` has the namespace."""
+
+    name: str
+    store_name: str
+    timing: Timing
+    wait: float | None
+    backoff: Backoff
+    label: str | None = None
+    """What others see beside the grant; None for the facts about this process."""
+    fences: Sequence[tuple[Guard, str]] = ()
+    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
+    mode: Mode = LOCK
+    on_held: Callable[[], object] | None = None
+    """Called when the store answers that another holder has the lock."""
+    under: tuple[AnyLease, ...] | None = None
+    """The leases that the caller works under, where they are not all those of its context."""
+
+    def claim(self) -> Claim:
+        """A new claim, with an owner of its own."""
+        return Claim(self.store_name, self.timing.ttl, None, label_of(self.label) or None, self.mode)
+
+    def limit(self, started: float, sent_at: float) -> float:
+        """Seconds that a request may take, of an acquisition that *started* then."""
+        limit = self.timing.call_limit
+        return limit if self.wait is None else min(limit, max(_LAST_CALL, started + self.wait - sent_at))
+
+
+Fences = Sequence[tuple[Guard, str | None]]
+"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
+
+
+class BackendOpening:
+    """The opening of one backend by one client."""
+
+    def __init__(self, backend: Backend, clock: Clock, store_calls: StoreCalls, patience: float = 0.0) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._store_calls = store_calls
+        self._try: asyncio.Task[None] | None = None
+        self.over = not isinstance(backend, SupportsOpen)
+        """True if the backend is open, or has nothing to open."""
+        self.patience = patience
+        """Seconds for which a caller waits until the opening is over, unless it is more patient by itself; then 0."""
+
+    async def wait(self) -> None:
+        """
+        Open the backend unless it is open, and wait for a store that is away.
+
+        Raises:
+            BackendUnavailableError: the store did not answer.
+            BackendRefusedError: it will not, whatever is tried.
+            UsageError: the client was closed meanwhile.
+        """
+        began, patience, tries = self._clock.now(), self.patience, Tries(DEFAULT_BACKOFF)
+        while not self.over:
+            try:
+                await self.attempt()
+            except BackendUnavailableError as error:
+                waited = self._clock.now() - began
+                if waited >= patience and not self._store_calls.closing:
+                    error.waited = waited if patience else None
+                    raise
+                pause = min(tries.pause_after(error), max(0.0, patience - waited))
+                await self._store_calls.sleep_until_closing(pause)
+            if self._store_calls.closing:
+                msg = "this client was closed while it was opening"
+                raise UsageError(msg)
+
+    async def attempt(self) -> None:
+        """
+        Try once, unless the backend is open: one try for all callers that wait for it. Closing the client ends it.
+
+        Raises:
+            BackendUnavailableError: the store did not answer.
+            BackendRefusedError: it will not, whatever is tried.
+        """
+        if self.over:
+            return
+        if self._try is None or self._try.done():
+            self._try = self._store_calls.start_until_closing(self._open())
+        try:
+            await self._store_calls.answer("open", self._try, _OPENING_LIMIT)
+        except BackendError as failed:
+            error, error.__cause__ = copy.copy(failed), failed.__cause__  # each caller raises its own
+            failed.__traceback__ = None  # its frames lead to those of all callers
+        else:
+            return
+        raise error
+
+    async def _open(self) -> None:
+        if isinstance(self._backend, SupportsOpen):
+            await self._store_calls.send("open", self._backend.open, _OPENING_LIMIT)
+        self.over, self.patience = True, 0.0
 
 
 class AcquireResult(NamedTuple):
@@ -133,11 +260,13 @@ class Acquisition:
                 if isinstance(outcome, BackendUnavailableError):
                     _forget_frames(outcome)
         except BaseException as error:
-            interruption = self._take_interruption_back(error)
-            self.abandon(interruption or error)
-            if interruption is not None:
-                raise interruption from None
-            raise
+            by_drain = self._interrupted and self._task is not None and self._task.uncancel() <= self._cancelling
+            if not by_drain or not isinstance(error, asyncio.CancelledError):  # a cancellation from outside wins
+                self.abandon(error)
+                raise
+            draining = DrainingError(self._terms.name, self._clock.now() - self._started)
+            self.abandon(draining)
+            raise draining from None
         self._leave_line()
         self._calls.clear()
         return outcome
@@ -161,19 +290,13 @@ class Acquisition:
             self._interrupted = True
             self._task.cancel()
 
-    def _take_interruption_back(self, error: BaseException) -> DrainingError | None:
-        """Distinguish the cancellation by `interrupt` from one that came from outside, which wins."""
-        if not self._interrupted or self._task is None:
-            return None
-        still_cancelled = self._task.uncancel() > self._cancelling
-        if still_cancelled or not isinstance(error, asyncio.CancelledError):
-            return None
-        return DrainingError(self._terms.name, self._clock.now() - self._started)
-
     async def _attempt(self) -> AcquireResult | Busy | BackendUnavailableError:
         self._check_open()
-        if self._given_up:
-            self._begin_anew()
+        if self._given_up:  # a release of the former owner id is on its way
+            self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
+            self._claim = self._terms.claim()
+            self._unknown_since, self._undone, self._given_up = None, 0, False
+            self._report.began(self._claim)
         flight, self._flight = self._flight, None
         if flight is not None and flight.outcome is not PostOutcome.NOT_EXECUTED:
             self._calls.append(flight.call())
@@ -184,9 +307,17 @@ class Acquisition:
         asked_at = self._clock.now()
         try:
             await self._opening.attempt()
-            await self._take_turn(asked_at)
+            limit = self._terms.limit(self._started, asked_at)
+            # An acquisition without patience asks once, however late its turn comes.
+            patience = max(limit, self._patience_left()) if self._terms.wait else math.inf
+            woken, self._woken = self._woken, False
+            if not await self._store_calls.turn_to_try(patience, limit, hurry=woken):
+                raise AcquireTimeoutError(self._terms.name, self._clock.now() - self._started)
         except BackendUnavailableError as error:
             return self._silent(error, asked_at)
+        if self._store_calls.closing:
+            self._store_calls.end_try()
+            self._check_open()
         sent_at = self._clock.now()
         if self._silent_since is None and not self._store_calls.answered_since(asked_at):
             self._silent_since = asked_at
@@ -199,24 +330,6 @@ class Acquisition:
         except (BackendError, StaleTokenError) as error:
             outcome = error
         return self._take(outcome, sent_at)
-
-    async def _take_turn(self, now: float) -> None:
-        """
-        Wait until the next request may be sent: a client sends so many at once.
-
-        Raises:
-            AcquireTimeoutError: the patience is over before. Without any, an acquisition asks once, whenever that is.
-            BackendUnavailableError: the store is silent.
-            UsageError: the client was closed meanwhile.
-        """
-        limit = self._terms.limit(self._started, now)
-        patience = max(limit, self._patience_left()) if self._terms.wait else math.inf
-        woken, self._woken = self._woken, False
-        if not await self._store_calls.turn_to_try(patience, limit, hurry=woken):
-            raise AcquireTimeoutError(self._terms.name, self._clock.now() - self._started)
-        if self._store_calls.closing:
-            self._store_calls.end_try()
-            self._check_open()
 
     def _check_open(self) -> None:
         if self._store_calls.closing:
@@ -274,15 +387,6 @@ class Acquisition:
         logger.warning("acquire: %s", detail)
         return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
 
-    def _begin_anew(self) -> None:
-        """Go on with another owner id, because a release of the first one is on its way."""
-        self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
-        self._claim = self._terms.claim()
-        self._unknown_since = None
-        self._undone = 0
-        self._given_up = False
-        self._report.began(self._claim)
-
     @property
     def _patience(self) -> float:
         wait = math.inf if self._terms.wait is None else self._terms.wait
@@ -339,7 +443,10 @@ class Acquisition:
             pause = self._place.retry_after(min(_advised(outcome), _LONGEST_PAUSE * JITTER.uniform(0.75, 1.0)))
         chosen = self._terms.backoff is not DEFAULT_BACKOFF
         if pause is None or (chosen and self._place is not None and self._place.polls):
-            pause = self._backed_off(outcome)
+            error = LockHeldError(self._terms.name, 0.0, outcome.retry_after) if isinstance(outcome, Busy) else outcome
+            self._tries = self._tries or Tries(self._terms.backoff)
+            pause = self._tries.pause_after(error)
+            pause = min(pause, _advised(outcome)) if isinstance(outcome, Busy) else pause
         pause = min(pause, max(0.0, self._patience_left()))
         if self._news is None:
             await self._store_calls.sleep_until_closing(pause)
@@ -347,12 +454,6 @@ class Acquisition:
         await self._store_calls.suspends.watched_sleep(self._news, pause)
         self._woken = self._news.is_set()
         self._news.clear()
-
-    def _backed_off(self, outcome: Busy | BackendUnavailableError) -> float:
-        error = outcome if isinstance(outcome, Exception) else LockHeldError(self._terms.name, 0.0, outcome.retry_after)
-        self._tries = self._tries or Tries(self._terms.backoff)
-        pause = self._tries.pause_after(error)
-        return min(pause, _advised(outcome)) if isinstance(outcome, Busy) else pause
 
     def _give_up(self) -> None:
         """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
@@ -372,7 +473,7 @@ class Acquisition:
         if (leaving := place.leave()) is not None:
             self._store_calls.outlast(leaving)
         if self._news is not None:
-            self._store_calls.forget_wakeup(self._news)
+            self._store_calls.wakeups.discard(self._news)
             self._news = None
 
 

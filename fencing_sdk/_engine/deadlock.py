@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from functools import partial
 
-from fencing_sdk._engine.terms import Terms
+from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._lease import Lease, WaitingThread, held_here, state_of, waiting_thread
 from fencing_sdk._lease_state import Keeper, LeaseState
 from fencing_sdk._values.claim import LOCK, Permit

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import NamedTuple, Protocol
 
+from fencing_sdk._engine.acquisition import Terms
 from fencing_sdk._engine.releases import Releases
-from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import AnyLease, WaitingThread, held_here, state_of, waiting_thread
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.observers import logger

@@ -1,5 +1,5 @@
 """
-What a client runs while it is open: one heartbeat, the calls to its store, and every lease from grant to release.
+The running part of an open client: one heartbeat, the calls to its store, and every lease from grant to release.
 
 An engine belongs to one event loop and is never used again after `aclose`.
 """
@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
+from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, BackendOpening, Terms
 from fencing_sdk._engine.draining import Draining, work_of
 from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lifetime import BackendOpening, Closing
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.posted_requests import Flight, granted
 from fencing_sdk._engine.releases import Parking, Releases
-from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._engine.terms import Fences, Terms, raise_all, share_out
+from fencing_sdk._engine.store_calls import Flight, StoreCalls, backend_name, granted
 from fencing_sdk._lease import Lease, PermitLease, waiting_thread
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
@@ -29,15 +26,26 @@ from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, running_loop
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import Status
-from fencing_sdk._values.tasks import retrieve, scope_class
+from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve, scope_class
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, SupportsLossNotice, SupportsShares
-from fencing_sdk.abc._powers import PostOutcome
-from fencing_sdk.errors import BackendError, DrainingError, LossReason, NotAcquiredReason, StaleTokenError, UsageError
+from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsShares
+from fencing_sdk.abc._powers import PostOutcome, SupportsFence
+from fencing_sdk.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DrainingError,
+    LossReason,
+    NotAcquiredReason,
+    StaleTokenError,
+    UsageError,
+)
 
 _T = TypeVar("_T")
 _CALL_LIMIT = 5.0
 """Seconds for inspecting and closing a backend."""
+
+Fences = Sequence[tuple[Guard, str | None]]
+"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
 
 
 class Engine:
@@ -113,78 +121,105 @@ class Engine:
         self.check_usable()
         self.draining.check(terms)
 
-    async def hold(self, terms: Terms, fences: Fences) -> Lease:
+    async def hold(self, terms: Terms, fences: Fences) -> Lease:  # noqa: C901  (the whole story of an acquisition)
         """
         Acquire a lease that is renewed from now on, with every fence raised.
 
-        There are three cases:
-
-        1. One post is answered by a grant that can be used: nearly always. All of it stands here.
-        2. It is answered by anything else, or not in time: an `Acquisition` goes on with what became of it.
-        3. No post can ask for this, the backend takes none, or it is not open yet: an `Acquisition` does all of it.
+        The short way stands here: one post, answered in time by a usable grant, which is nearly always so. An
+        `Acquisition` goes on with a post that ends otherwise. It makes every request itself if no post can ask for
+        this, the backend takes none, or it is not open yet.
         """
-        if running_loop() is not self._loop or not self._may_begin:
-            await self._begin_late(terms)
-        if fences:
-            terms, fences = share_out(self._backend, terms, fences)
-        posts = self._store_calls.posts
-        if posts is None or not self.opening.over or terms.fences or terms.mode is not LOCK:
-            lease = self._begin(terms.name, *await self._acquire(terms))
-        else:
-            claim, sent_at = terms.claim(), self._clock.now()
-            if self._report.observed:
-                self._report.acquiring(terms.name, claim, sent_at)
-            flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
-            if flight.waiter is not None:
-                self.draining.waiting[flight] = work_of(terms)
+        try:
+            if running_loop() is not self._loop or not self._may_begin:
                 try:
-                    await flight.waiter
-                except BaseException as error:
-                    self._acquisition(terms, flight).abandon(error)  # which knows how to take the request back
+                    self._check_may_begin(terms)  # a body may begin more while the client drains
+                except DrainingError:
+                    await asyncio.sleep(0)  # tasks run, although the caller may ask again at once
                     raise
-                finally:
-                    self.draining.waits_no_more(flight)
-            grant, now = granted(flight), self._clock.now()
-            if grant is None or now >= terms.timing.deadline(sent_at) or not self._may_begin:
+            if fences:
+                terms, fences = self._share_out(terms, fences)
+            posts, flight, lease = self._store_calls.posts, None, None
+            if posts is not None and self.opening.over and not terms.fences and terms.mode is LOCK:
+                claim, sent_at = terms.claim(), self._clock.now()
+                if self._report.observed:
+                    self._report.acquiring(terms.name, claim, sent_at)
+                flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
+                if flight.waiter is not None:
+                    self.draining.waiting[flight] = work_of(terms)
+                    try:
+                        await flight.waiter
+                    except BaseException as error:
+                        self._acquisition(terms, flight).abandon(error)  # which knows how to take the request back
+                        raise
+                    finally:
+                        self.draining.waits_no_more(flight)
+                grant, now = granted(flight), self._clock.now()
+                if grant is not None and now < terms.timing.deadline(sent_at) and self._may_begin:
+                    lease = self._begin(terms.name, claim, grant, terms.timing, sent_at, now - sent_at)
+            if lease is None:
                 lease = self._begin(terms.name, *await self._acquire(terms, flight))
-            else:
-                lease = self._begin(terms.name, claim, grant, terms.timing, sent_at, now - sent_at)
-        if fences or terms.fences:
-            await self._raise_all(lease, terms, fences)
+            if fences or terms.fences:
+                await self._raise_fences(lease, terms, fences)
+        except DrainingError:
+            await self.draining.let_bodies_end()
+            raise
         return Lease(lease) if lease.permit is None else PermitLease(lease)
 
-    async def _begin_late(self, terms: Terms) -> None:
-        """Let a body begin while the client drains, and raise for all others."""
-        try:
-            self._check_may_begin(terms)
-        except DrainingError:
-            await asyncio.sleep(0)  # tasks run, although the caller may ask again at once
-            await self.draining.let_bodies_end()
-            raise
+    def _share_out(self, terms: Terms, fences: Fences) -> tuple[Terms, Fences]:
+        """Put the *fences* that the backend raises atomically with the grant into the terms; return the rest."""
+        backend = self._backend
+        named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
+        keeps = backend.keeps if terms.mode is LOCK and isinstance(backend, SupportsFence) else None
+        joint = [] if keeps is None else [fence for fence in named if keeps(fence[0])]
+        return terms._replace(fences=joint), [fence for fence in named if fence not in joint]
 
-    async def _raise_all(self, lease: LeaseState, terms: Terms, apart: Fences) -> None:
+    async def _raise_fences(self, lease: LeaseState, terms: Terms, apart: Fences) -> None:
+        """
+        Raise the fences *apart* that came not with the grant, one after the other; if one fails, release the lease.
+
+        A guard is asked twice within what the lease is worth, as the first answer may be lost: to raise a fence twice
+        is to raise it once.
+
+        Raises:
+            StaleTokenError: a resource has seen a later token.
+            BackendUnavailableError: a guard did not answer, and the lease goes on.
+            LeaseLostError: the lease is over.
+            DrainingError: the client began to drain.
+            Exception: what a guard raised.
+        """
         try:
-            await raise_all(lease, terms, apart, self._report)
+            for _, resource in terms.fences:
+                self._report.fence_raised(lease, resource, lease.token)
+            for guard, name in apart:
+                resource, token, worth = lease.resource(name or terms.name), lease.token, lease.remaining
+                for _ in range(2):
+                    with move_on_after(worth / 2):
+                        await guard.raise_to(resource, token)
+                        break
+                else:
+                    lease.check()
+                    detail = f"no answer within {worth:.3g} s"
+                    raise BackendUnavailableError(backend_name(guard), "raise_to", detail)  # noqa: TRY301
+                lease.check()
+                self._report.fence_raised(lease, resource, token)
             self.draining.check(terms)
         except BaseException as error:
+            if isinstance(error, StaleTokenError):
+                self._report.stale(lease, error)
             await self.release(lease)
-            if isinstance(error, DrainingError):
-                await self.draining.let_bodies_end()
             raise
 
-    async def _acquire(self, terms: Terms, flight: Flight | None = None) -> AcquireResult:
-        try:
-            return await self._ask(terms, flight)
-        except DrainingError:
-            await self.draining.let_bodies_end()
-            raise
-
-    async def _ask(self, terms: Terms, flight: Flight | None) -> AcquireResult:
+    async def _acquire(self, terms: Terms, flight: Flight | None) -> AcquireResult:
+        """Acquire by as many requests as it takes, the first of which may be the *flight* of a post."""
         acquisition = self._acquisition(terms, flight)
         self.draining.waiting[acquisition] = work_of(terms)
         try:
             if flight is not None:
-                self._check_goes_on(terms, acquisition)
+                try:
+                    self._check_may_begin(terms)
+                except (UsageError, DrainingError) as error:
+                    acquisition.abandon(error)
+                    raise
             result = await acquisition.run()
         finally:
             self.draining.waits_no_more(acquisition)
@@ -195,13 +230,6 @@ class Engine:
             acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
             raise
         return result
-
-    def _check_goes_on(self, terms: Terms, acquisition: Acquisition) -> None:
-        try:
-            self._check_may_begin(terms)
-        except (UsageError, DrainingError) as error:
-            acquisition.abandon(error)
-            raise
 
     def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
         calls, opening = self._store_calls, self.opening
@@ -273,10 +301,7 @@ class Engine:
             await self.park(lease, lease.keep_for)
         if lease.pid != os.getpid() or not lease.mark_released() or not self._releases.take(lease):
             await self._releases.finish_behind(lease)  # in a forked child the lock belongs to its parent
-        else:
-            await self._return(lease)
-
-    async def _return(self, lease: LeaseState) -> None:
+            return
         if self._closing.begun:
             self._closing.look_again()
         flight, cancelled = self._releases.post(lease), None
@@ -313,7 +338,7 @@ class Engine:
         return Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
-        """A lease was lost."""
+        """Report that *lease* was lost."""
         self._heartbeat.report_lost(lease, reason)
         if lease.held_to_the_end:  # nothing stops its work, which may hang
             self.abandon(lease)
@@ -330,8 +355,7 @@ class Engine:
         self._releases.release_behind(lease, parking)
 
     def _on_loss(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
-        lease = self._heartbeat.find(claim)
-        if lease is not None:
+        if (lease := self._heartbeat.leases.get(claim.owner)) is not None:
             lease.lose(reason, detail)
 
     @property
@@ -362,7 +386,7 @@ class Engine:
         if elsewhere:
             msg = "this client is still being closed in another event loop; open one client for each loop"
             raise UsageError(msg)
-        await self._closing.wait()
+        await self._closing.ended.wait()
 
     async def aclose(self, *, drain: float | None = None) -> None:
         """
@@ -382,23 +406,18 @@ class Engine:
         if self._closing.over:
             return
         if running_loop() is not self._loop:
-            self._leave_dead_loop()
+            if not self._loop.is_closed():
+                msg = "this client was opened in another event loop, which still exists; close it there"
+                raise UsageError(msg)
+            self._loop = running_loop()  # no task of the old one goes on, not even a closing
+            self._releases.store_calls = self._store_calls = StoreCalls(self._backend, self._clock)
+            self._closing = Closing(self._releases.unreleased)
+            self._beating = None
         try:
             if drain is not None and not self._closing.begun and self._beating is not None:
                 await self.drain(drain)
         finally:
             await self._closing.join(self._close)
-
-    def _leave_dead_loop(self) -> None:
-        """Close in the running loop. The old one is closed, so none of its tasks goes on, not even a closing."""
-        if not self._loop.is_closed():
-            msg = "this client was opened in another event loop, which still exists; close it there"
-            raise UsageError(msg)
-        self._loop = running_loop()
-        self._store_calls = StoreCalls(self._backend, self._clock)
-        self._releases.store_calls = self._store_calls
-        self._closing = Closing(self._releases.unreleased)
-        self._beating = None
 
     async def _close(self) -> None:
         """Take every step, although the one before it failed or was cancelled by a loop that shuts down."""
@@ -418,7 +437,7 @@ class Engine:
         if self._beating is not None and not self._beating.done():
             self._beating.cancel()
             await asyncio.wait((self._beating,), timeout=_CALL_LIMIT)
-        self._heartbeat.stop_watching()
+        self._heartbeat.log.stop()
 
     async def _close_backend(self) -> None:
         try:
@@ -427,3 +446,74 @@ class Engine:
             logger.warning("closing the backend failed: %s", error)  # without its cause, whose text may hold a URL
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)
             logger.warning("closing the backend failed", exc_info=error)
+
+
+class Closing:
+    """
+    The end of a client: once, in a task of its own, however many callers ask for it.
+
+    A caller that is cancelled meanwhile still waits for the end, which is bounded, and raises its cancellation
+    afterwards: half a closing would leave the heartbeat, a thread and connections behind.
+    """
+
+    def __init__(self, unreleased: Mapping[str, LeaseState]) -> None:
+        self.begun = False
+        self.over = False
+        self._unreleased = unreleased
+        self.ended = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._callers: set[asyncio.Task[Any] | None] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """
+        Have *close* run unless it does already, and wait for its end.
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled while it waited. The closing has ended all the same.
+        """
+        self._callers.add(asyncio.current_task())
+        self.look_again()
+        if not self.begun:
+            self.begun = True  # before the task: an eager one runs observers, and those may close the client too
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._run(close), context=Context(), name="fencing-closing")
+        cancelled = await outlast_cancellation(self.ended.wait, lambda: self.over)
+        if cancelled is not None:
+            raise cancelled
+        if self._task is not None and not self._task.cancelled():
+            self._task.result()
+
+    async def _run(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await close()
+        finally:
+            self.over = True
+            self.ended.set()
+
+    def look_again(self) -> None:
+        """Let `await_bodies` look again: a lease was released, or a body closes the client itself."""
+        self._changed.set()
+
+    async def await_bodies(self, limit: float) -> frozenset[str]:
+        """
+        Let the bodies that were cancelled end and release their locks; return the owners whose body did not.
+
+        Their locks are left to the ttl: released, another client could hold one while the body goes on.
+        """
+        with move_on_after(limit):
+            while self._inside():
+                self._changed.clear()
+                await self._changed.wait()
+        return self._inside()
+
+    def _inside(self) -> frozenset[str]:
+        """Return the owners of leases inside ``async with``, except those of tasks that wait for this closing."""
+        return frozenset(
+            owner
+            for owner, lease in self._unreleased.items()
+            if (task := lease.task) is not None
+            and task not in self._callers
+            and not task.done()
+            and not task.get_loop().is_closed()
+        )

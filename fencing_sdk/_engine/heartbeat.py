@@ -25,13 +25,14 @@ If the heartbeat itself fails, every lease is lost at once, because no renewal w
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextvars import Context
 from operator import attrgetter
+from typing import Generic, TypeVar
 
-from fencing_sdk._engine.lease_group import LeaseGroup, Schedule
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.timers import StallWatch
@@ -53,7 +54,136 @@ _LATE = 1 / 4
 """Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
 _LATE_FLOOR = 0.05
 SILENT = "the store did not answer"
-"""What is said of a renewal without an answer where no error says more."""
+
+K = TypeVar("K", bound=Hashable)
+
+_OPEN_FOR = 1 / 16
+"""Part of an interval for which a new lease joins those that began before it."""
+_SWEEP_ABOVE = 64
+
+
+class LeaseGroup:
+    """
+    Leases of one interval that began almost together, and are neither released nor lost.
+
+    They are renewed together, and one timer of the event loop watches over their deadlines: the heartbeat may hang or
+    fail, and each of them ends in time all the same. A renewal that moves a deadline leaves the timer where it is. A
+    timer that fires too early is set again: about once in each span of validity, and not at each renewal.
+    """
+
+    __slots__ = ("_clock", "_loop", "_timer", "_watched_until", "due", "interval", "members", "open_until", "since")
+
+    def __init__(self, clock: Clock, interval: float, since: float) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched_until = math.inf  # when the timer fires, on the client's clock
+        self.members: dict[str, LeaseState] = {}
+        self.interval = interval
+        self.since = since
+        """When the first lease of the group is due. One that is due between this moment and `open_until` may join."""
+        self.open_until = since + interval * _OPEN_FOR
+        self.due = math.inf
+        """When the heartbeat looks at them next."""
+
+    def add(self, lease: LeaseState) -> None:
+        """Renew *lease* with the others, and end it at its deadline."""
+        self.members[lease.claim.owner] = lease
+        lease.group = self
+        if lease.deadline < self._watched_until:
+            self._watch(lease.deadline)
+
+    def remove(self, lease: LeaseState) -> None:
+        """Drop *lease*, which was released or lost."""
+        lease.group = None
+        del self.members[lease.claim.owner]
+
+    def stop(self) -> None:
+        """Cancel the timer. Call only when the group is empty and closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._watched_until = math.inf
+
+    def next_look(self) -> float:
+        """When the first of them is to be renewed, or ends if its renewal is on its way or would not help."""
+        leases = self.members.values()
+        return min([min(lease.next_beat, lease.deadline) for lease in leases], default=math.inf)
+
+    def end_expired(self, now: float) -> None:
+        """End what has passed its deadline. Each lease that is lost leaves the group."""
+        for lease in [lease for lease in self.members.values() if lease.deadline <= now]:
+            lease.end()
+
+    def look(self) -> None:
+        """End what has passed its deadline, and look again at the next one."""
+        self.end_expired(self._clock.now())
+        self.stop()
+        if self.members:
+            self._watch(min([lease.deadline for lease in self.members.values()]))
+
+    def _watch(self, deadline: float) -> None:
+        """Set the timer: to a delay, because the loop's clock is not the one by which leases are measured."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watched_until = deadline
+        self._timer = self._loop.call_later(deadline - self._clock.now(), self.look, context=Context())
+
+
+class Schedule(Generic[K]):
+    """
+    When something is due: a heap of moments, one for each key at most, without a clock, a task or a store.
+
+    Keys are put at a moment and come out once it has passed. Putting a key again moves it; the entry left behind in the
+    heap is skipped when it surfaces, and swept when such entries outnumber the living ones.
+    """
+
+    __slots__ = ("_heap", "_sequence", "_when")
+
+    def __init__(self) -> None:
+        self._when: dict[K, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._when
+
+    def put(self, key: K, when: float) -> None:
+        """Make *key* due at *when*, whatever it was due at before."""
+        self._sequence += 1
+        self._when[key] = (when, self._sequence)
+        heapq.heappush(self._heap, (when, self._sequence, key))
+        self._sweep_if_crowded()
+
+    def drop(self, key: K) -> None:
+        """Forget *key*; it need not be known."""
+        self._when.pop(key, None)
+        self._sweep_if_crowded()
+
+    def next(self) -> float | None:
+        """The earliest moment, or None when nothing is scheduled."""
+        while self._heap and self._when.get(self._heap[0][2]) != self._heap[0][:2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[tuple[K, float]]:
+        """Take out what is due at *now*, earliest first, each with its moment."""
+        taken: list[tuple[K, float]] = []
+        while self._heap and self._heap[0][0] <= now:
+            when, sequence, key = heapq.heappop(self._heap)
+            if self._when.get(key) == (when, sequence):
+                del self._when[key]
+                taken.append((key, when))
+        return taken
+
+    def _sweep_if_crowded(self) -> None:
+        if len(self._heap) <= _SWEEP_ABOVE + 2 * len(self._when):
+            return
+        self._heap = [(when, sequence, key) for key, (when, sequence) in self._when.items()]
+        heapq.heapify(self._heap)
 
 
 class Heartbeat:
@@ -67,9 +197,9 @@ class Heartbeat:
         self._store_calls = store_calls
         self._suspends = store_calls.suspends
         self._report = LeaseReport(observers, clock)
-        self._log = HeartbeatLog(clock, self._report, watch_stalls=watch_stalls)
+        self.log = HeartbeatLog(clock, self._report, watch_stalls=watch_stalls)
         self.leases: dict[str, LeaseState] = {}
-        """By owner: every lease of the client until it is released or dropped, also one that was lost."""
+        """Every lease of the client by its owner, also one that was lost, until it is released or dropped."""
         self._suspends.leases = self.leases
         self._schedule: Schedule[LeaseGroup] = Schedule()
         self._open: dict[float, LeaseGroup] = {}  # by interval: the group that the next lease may join
@@ -132,14 +262,10 @@ class Heartbeat:
                 self._close_group(group)
                 self._schedule.drop(group)
 
-    def find(self, claim: Claim) -> LeaseState | None:
-        """The lease of *claim*, unless it was released."""
-        return self.leases.get(claim.owner)
-
     def report_lost(self, lease: LeaseState, reason: LossReason) -> None:
         """*lease* was lost: stop renewing it, and report the loss to the log and the observers."""
         self._leave_group(lease)
-        self._log.lost(lease, reason)
+        self.log.lost(lease, reason)
 
     def lose_all(self, reason: LossReason) -> None:
         """End every lease."""
@@ -155,7 +281,12 @@ class Heartbeat:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                await self._beat()
+                for call in self._calls(self._take_due(self._clock.now())):  # one in each turn of the loop
+                    now = self._clock.now()
+                    if leases := [lease for lease in call if lease.held_at(now)]:  # some waited here for a turn or more
+                        self._send(leases, now)
+                    self.log.expect_beat(self._schedule.next(), self.leases.values())  # a task may block this turn
+                    await asyncio.sleep(0)
                 await self._sleep(self._schedule.next())
         except BaseException as error:
             self.failure = error
@@ -165,25 +296,12 @@ class Heartbeat:
         finally:
             if not loop.is_closed():  # else this is the garbage collector: the leases end by their deadlines
                 self.lose_all(LossReason.CLOSED)
-            self.stop_watching()
-
-    def stop_watching(self) -> None:
-        """End the thread that looks at the loop's stack."""
-        self._log.stop()
-
-    async def _beat(self) -> None:
-        """Send what is due, one call in each turn of the loop."""
-        for call in self._calls(self._take_due(self._clock.now())):
-            now = self._clock.now()
-            if leases := [lease for lease in call if lease.held_at(now)]:  # some waited here for a turn or more
-                self._send(leases, now)
-            self._log.expect_beat(self._schedule.next(), self.leases.values())  # a task of this turn may block it
-            await asyncio.sleep(0)
+            self.log.stop()
 
     async def _sleep(self, until: float | None) -> None:
         self._wake.clear()
         self._asleep_until = float("inf") if until is None else until
-        self._log.expect_beat(until, self.leases.values())
+        self.log.expect_beat(until, self.leases.values())
         await self._suspends.sleep(self._wake, max(0.0, self._asleep_until - self._clock.now()))
 
     def _put(self, group: LeaseGroup, when: float) -> None:
@@ -191,7 +309,7 @@ class Heartbeat:
         self._schedule.put(group, when)
         if when < self._asleep_until:
             self._asleep_until = when
-            self._log.expect_beat(when, self.leases.values())  # now: the loop may be blocked before this task runs
+            self.log.expect_beat(when, self.leases.values())  # now: the loop may be blocked before this task runs
             self._wake.set()
 
     def _put_back(self, group: LeaseGroup) -> None:
@@ -207,7 +325,7 @@ class Heartbeat:
         for group in groups:
             group.end_expired(now)
         due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= now]
-        self._log.beat(now, due)
+        self.log.beat(now, due)
         if due:
             horizon = now + due[0].timing.heartbeat_interval * _WINDOW
             groups += [group for group, _ in self._schedule.due(horizon)]
@@ -260,9 +378,10 @@ class Heartbeat:
             outcomes = await self._store_calls.ask("renew", lambda: self._backend.renew(claims), limit)
             _check_count(outcomes, claims, self._backend)
         except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it proves no loss)
-            error = _text_of(failure)
+            error = type(failure).__name__  # the text of a driver's own error may hold a URL with its password
+            error += f": {failure}" if isinstance(failure, FencingError) else ""
             outcomes = [Renewal.UNKNOWN] * len(claims)
-        self._log.renewed(outcomes, error)
+        self.log.renewed(outcomes, error)
         async with self._one_answer_at_a_time:
             self._apply_all(leases, outcomes, sent_at, error)
             await asyncio.sleep(0)
@@ -331,11 +450,6 @@ class Heartbeat:
         lease.check()
         if answers[0] is Renewal.UNKNOWN:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
-
-
-def _text_of(failure: Exception) -> str:
-    """Name *failure* in an event. The text of a driver's own error may hold a URL with its password."""
-    return f"{type(failure).__name__}: {failure}" if isinstance(failure, FencingError) else type(failure).__name__
 
 
 def _check_count(outcomes: Sequence[Renewal | Revoked], claims: Sequence[Claim], backend: Backend) -> None:

@@ -30,8 +30,7 @@ from typing import Protocol
 
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.posted_requests import Flight
-from fencing_sdk._engine.store_calls import Returned, StoreCalls
+from fencing_sdk._engine.store_calls import Flight, Returned, StoreCalls
 from fencing_sdk._lease_state import LeaseState, loss_in
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.clock import Clock

@@ -5,6 +5,16 @@ Every request runs in a task that the client owns, in an empty context, so that 
 caller never aborts a request half way: "sent, answer unknown" is how locks leak. Each call is
 cancelled at its limit, and again after growing pauses, because some drivers swallow one
 cancellation; a call whose driver ignores them all is left behind, and no caller waits for it.
+
+There is a short way, too: a request is posted, and its answer is handed over by a callback. Most acquisitions ask once
+and get the lock, and most releases are answered. Where the backend supports posts they need no task and no timer of
+their own. The rules:
+
+1. Only two outcomes suffice: a plain grant whose deadline is still ahead, and a release that ended the grant. After
+   any other outcome the caller hands the flight to `Acquisition` or `Releases`, which goes on from there.
+2. An answer always lands, however late, and also if its caller was cancelled. What was granted meanwhile is released.
+3. Landing stores the outcome, drops the limit and wakes the caller, and nothing else: it runs inside the driver's
+   callback, where an error would break the connection of all other requests.
 """
 
 from __future__ import annotations
@@ -16,14 +26,14 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from fencing_sdk._engine.posted_requests import AT_ONCE, Flight, Posts, posts_of
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
-from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import Turns
+from fencing_sdk._values.tasks import Turns, retrieve
+from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.abc import Backend
-from fencing_sdk.abc._powers import PostOutcome
+from fencing_sdk.abc._powers import PendingPost, PostOutcome, SupportsPosts
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
 T = TypeVar("T")
@@ -55,9 +65,143 @@ def backend_name(backend: object) -> str:
     return type(backend).__name__
 
 
-def _makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this loop makes plain `asyncio.Task`s: it has no factory, and does not count its tasks."""
-    return loop.get_task_factory() is None and type(asyncio.current_task()) is asyncio.Task
+_AT_ONCE = 16
+"""After so many answers without a suspension the caller suspends once, so that other tasks run."""
+
+Outcome = Grant | Busy | PostOutcome | Renewal | Revoked | BackendError
+
+
+class Flight:
+    """
+    One posted request, from before it is sent until its answer has landed.
+
+    The backend calls it with the answer. Its limit stays until then, also if its caller has stopped waiting,
+    so that a silent connection is closed.
+    """
+
+    __slots__ = ("_call", "_timers", "claim", "outcome", "overdue", "sent", "sent_at", "waiter")
+
+    def __init__(self, claim: Claim, sent_at: float, timers: TimerQueue) -> None:
+        self._timers = timers
+        self.claim = claim
+        self.sent_at = sent_at
+        self.outcome: Outcome | None = None
+        """The answer; None while there is none."""
+        self.overdue = False
+        """True if the limit was reached before an answer came."""
+        self.waiter: asyncio.Future[None] | None = None
+        """What the caller awaits; None if the answer came at once."""
+        self.sent: PendingPost | None = None
+        self._call: asyncio.Future[Any] | None = None
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Land: take the answer, and wake the caller if it still waits. The first answer counts."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        if self.waiter is not None:
+            self._timers.drop(self)
+            if not self.waiter.done():
+                self.waiter.set_result(None)
+        if self._call is not None:
+            _settle(self._call, outcome)
+
+    def over(self) -> None:
+        """The limit is reached: wake the caller without an answer, which may still come."""
+        if self.outcome is not None:
+            return
+        self.overdue = True
+        self._timers.drop(self)
+        if self.sent is not None:
+            self.sent.give_up()
+        _wake(self.waiter)
+
+    def interrupt(self) -> None:
+        """Wake the caller without an answer: the client drains."""
+        _wake(self.waiter)
+
+    def call(self) -> asyncio.Future[Any]:
+        """The answer as a future, for `Acquisition` and `Releases`."""
+        if self._call is None:
+            self._call = asyncio.get_running_loop().create_future()
+            self._call.add_done_callback(retrieve)
+            if self.outcome is not None:
+                _settle(self._call, self.outcome)
+        return self._call
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+def _settle(call: asyncio.Future[Any], outcome: Outcome) -> None:
+    if call.done():
+        return
+    if isinstance(outcome, BackendError):
+        call.set_exception(outcome)
+    else:
+        call.set_result(outcome)
+
+
+class Posts:
+    """Posts the requests of one client."""
+
+    def __init__(self, backend: SupportsPosts, timers: TimerQueue) -> None:
+        self._backend = backend
+        self._timers = timers
+        self._at_once = 0
+
+    def acquire(self, claim: Claim, sent_at: float, limit: float) -> Flight:
+        """Post an acquisition. The caller awaits the flight's waiter, if there is one."""
+        flight = Flight(claim, sent_at, self._timers)
+        flight.sent = self._backend.post_acquire(claim, flight)
+        self._follow(flight, limit)
+        return flight
+
+    def release(self, claim: Claim, sent_at: float, limit: float) -> Flight:
+        """Post a release, likewise."""
+        flight = Flight(claim, sent_at, self._timers)
+        flight.sent = self._backend.post_release(claim, flight)
+        self._follow(flight, limit)
+        return flight
+
+    def _follow(self, flight: Flight, limit: float) -> None:
+        if flight.outcome is not None:
+            self._at_once += 1
+            if self._at_once >= _AT_ONCE:  # others run now and then, although this answer needs no turn of the loop
+                self._at_once = 0
+                flight.waiter = self._timers.loop.create_future()
+                self._timers.loop.call_soon(_wake, flight.waiter)
+        elif flight.sent is not None:
+            flight.waiter = self._timers.loop.create_future()
+            self._timers.put(flight, limit, Flight.over)
+        else:
+            flight.outcome = PostOutcome.NOT_EXECUTED
+
+
+def granted(flight: Flight) -> Grant | None:
+    """A plain grant; None for everything that only the full way can judge."""
+    grant = flight.outcome
+    if isinstance(grant, Grant) and grant.ttl is None and type(grant.token) is int and 0 <= grant.token < TOKEN_LIMIT:
+        return grant
+    return None
+
+
+def posts_of(backend: Backend) -> SupportsPosts | None:
+    """
+    Return *backend* if its posts do what its calls do.
+
+    If a subclass or an object overrides a call and inherits the post, only the calls are used.
+    """
+    if not isinstance(backend, SupportsPosts):
+        return None
+    for call in ("acquire", "release"):
+        places = [getattr(backend, "__dict__", {}), *map(vars, type(backend).__mro__)]
+        first = next(place for place in places if call in place or f"post_{call}" in place)
+        if f"post_{call}" not in first:
+            return None
+    return backend
 
 
 class StoreCalls:
@@ -67,7 +211,8 @@ class StoreCalls:
         self._backend = backend
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._plain_tasks = _makes_plain_tasks(self._loop)
+        # Some loops have a factory, or count their tasks: they make each task themselves.
+        self._plain_tasks = self._loop.get_task_factory() is None and type(asyncio.current_task()) is asyncio.Task
         self._timers = TimerQueue(self._loop)
         posting = posts_of(backend)
         self.posts = None if posting is None else Posts(posting, self._timers)
@@ -81,25 +226,24 @@ class StoreCalls:
         """True if the client is being closed: nothing new should begin."""
         self.answered_at: float | None = None
         """When the store last answered one of these calls, on the client's clock."""
-        self._wakeups: set[asyncio.Event] = set()
+        self.wakeups: set[asyncio.Event] = set()
+        """Events of waiters, which the closing of the client sets."""
         self._tries = Turns(_MOST_TRIES)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
         context = Context()
-        task = self._begin(work, context)
+        task: asyncio.Task[T]
+        if sys.version_info >= (3, 12) and self._plain_tasks:  # up to its first suspension, without a turn of the loop
+            task = asyncio.Task(work, loop=self._loop, context=context, eager_start=True)
+        else:
+            task = self._loop.create_task(work, context=context)
         if task.done():
             self._done(task)
         else:
             self._tasks[task] = None
             task.add_done_callback(self._done, context=context)
         return task
-
-    def _begin(self, work: Coroutine[Any, Any, T], context: Context) -> asyncio.Task[T]:
-        """Run *work* up to its first suspension where Python can: an answer at once costs no turn of the loop."""
-        if sys.version_info >= (3, 12) and self._plain_tasks:
-            return asyncio.Task(work, loop=self._loop, context=context, eager_start=True)
-        return self._loop.create_task(work, context=context)
 
     def start_until_closing(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """`start` for *work* that the closing of the client cancels at once."""
@@ -115,16 +259,12 @@ class StoreCalls:
             leaving.add_done_callback(self._done, context=Context())
 
     def new_wakeup(self) -> asyncio.Event:
-        """Make an event that wakes a waiter: it is also set by the closing of the client, until `forget_wakeup`."""
+        """Make an event that wakes a waiter. Closing the client sets it, too, while it is among `wakeups`."""
         wakeup = asyncio.Event()
-        self._wakeups.add(wakeup)
+        self.wakeups.add(wakeup)
         if self.closing:
             wakeup.set()
         return wakeup
-
-    def forget_wakeup(self, wakeup: asyncio.Event) -> None:
-        """The waiter of *wakeup* waits no more."""
-        self._wakeups.discard(wakeup)
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.pop(task, None)
@@ -228,20 +368,16 @@ class StoreCalls:
             BackendUnavailableError: there is none, even if the driver ignores its cancellation.
             asyncio.CancelledError: the caller was cancelled; the task goes on.
         """
-        if task.done():
-            await self._take_turns()
-        else:
+        if not task.done():
             await self.wait_for(task, limit + _GRACE)
+        elif (in_a_row := self._in_a_row + 1) < _AT_ONCE:
+            self._in_a_row = in_a_row
+        else:  # let others run now and then, although an answer that came at once needs no turn of the loop
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         if not task.done() or task.cancelled():
             raise BackendUnavailableError(backend_name(self._backend), operation, "no answer, and no reaction")
         return task.result()
-
-    async def _take_turns(self) -> None:
-        """Let the others run now and then, although an answer that came at once needs no turn of the loop."""
-        self._in_a_row += 1
-        if self._in_a_row >= AT_ONCE:
-            self._in_a_row = 0
-            await asyncio.sleep(0)
 
     async def ask(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
         """`send` and `answer` in one."""
@@ -321,15 +457,11 @@ class StoreCalls:
             await asyncio.wait(pending, timeout=claim.ttl)
             await self._release(claim, limit)
         if any(not call.done() or call.cancelled() or call.exception() is not None for call in calls):
-            await self._release_stragglers(claim, limit)
-
-    async def _release_stragglers(self, claim: Claim, limit: float) -> None:
-        stop = self._clock.now() + claim.ttl
-        pause = _FIRST_RETRY
-        while (left := stop - self._clock.now()) > 0 and not self.closing:
-            await self.sleep_until_closing(min(pause, left))
-            await self._release(claim, limit)
-            pause *= 2
+            stop, pause = self._clock.now() + claim.ttl, _FIRST_RETRY
+            while (left := stop - self._clock.now()) > 0 and not self.closing:
+                await self.sleep_until_closing(min(pause, left))
+                await self._release(claim, limit)
+                pause *= 2
 
     async def sleep_until_closing(self, delay: float) -> None:
         """Sleep, but not into the closing of the client."""
@@ -337,18 +469,18 @@ class StoreCalls:
         try:
             await self.suspends.watched_sleep(wakeup, delay)
         finally:
-            self.forget_wakeup(wakeup)
+            self.wakeups.discard(wakeup)
 
     async def aclose(self, limit: float) -> None:
         """Let releases finish for at most *limit* seconds, then cancel what is left and stop waiting for it."""
         self.closing = True
-        for wakeup in self._wakeups:
+        for wakeup in self.wakeups:
             wakeup.set()
         self._tries.open_to_all()
         for task in self._until_closing:
             task.cancel()
         end = self._clock.now() + limit
-        while ((calls := self._under_way()) or self._wakeups) and (left := end - self._clock.now()) > 0:
+        while ((calls := self._under_way()) or self.wakeups) and (left := end - self._clock.now()) > 0:
             if calls:
                 await asyncio.wait(calls, timeout=left)
             else:
@@ -372,8 +504,3 @@ class StoreCalls:
 
     def _under_way(self) -> list[asyncio.Future[Any]]:
         return [*self._tasks, *(flight.call() for flight in self._flights())]
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

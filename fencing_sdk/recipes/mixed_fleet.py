@@ -30,10 +30,9 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from fencing_sdk._engine.acquisition import closed_meanwhile
+from fencing_sdk._engine.acquisition import Terms, closed_meanwhile
 from fencing_sdk._engine.draining import work_of
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._engine.terms import Terms
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._lock import Lock, copied

@@ -27,8 +27,7 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_group import Schedule
+from fencing_sdk._engine.heartbeat import Heartbeat, Schedule
 from fencing_sdk._values.timing import DRIFT, MAX_TTL, MIN_TTL, Timing
 from fencing_sdk.abc import Renewal
 from fencing_sdk.events import Lost, RenewalFailed, RenewalLate, Renewed

@@ -10,15 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk._engine import engine
-from fencing_sdk._engine.acquisition import Acquisition
+from fencing_sdk._engine.acquisition import Acquisition, Terms
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._engine.heartbeat import Heartbeat
-from fencing_sdk._engine.lease_group import LeaseGroup
+from fencing_sdk._engine.heartbeat import Heartbeat, LeaseGroup
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._engine.posted_requests import Flight, Posts
-from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._engine.terms import Terms
+from fencing_sdk._engine.store_calls import Flight, Posts, StoreCalls
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import claim, timing
 from fencing_sdk._values.timing import Timing
@@ -96,10 +92,10 @@ def _token_without_clock() -> Iterable[Change]:
 
 
 def _fences_forgotten() -> Iterable[Change]:
-    async def raise_all(_lease, _terms, _apart, _report):
+    async def raise_fences(_self, _lease, _terms, _apart):
         pass
 
-    yield engine, "raise_all", raise_all
+    yield Engine, "_raise_fences", raise_fences
 
 
 def _nothing_given_up() -> Iterable[Change]:

@@ -13,7 +13,7 @@ import pytest
 from campaigns import amount
 
 from fencing_sdk import ConfigurationError, LossReason
-from fencing_sdk._engine.lease_group import LeaseGroup
+from fencing_sdk._engine.heartbeat import LeaseGroup
 from tests.simulation.campaign import play_seeds, run_campaign
 from tests.simulation.judge import Report, Verdict
 from tests.simulation.play import History, play

@@ -48,6 +48,6 @@ __all__ = [
 
 # Limits that a test sets to another value, by the name under which the package keeps them.
 
-LAST_CALL = "fencing_sdk._engine.terms._LAST_CALL"
+LAST_CALL = "fencing_sdk._engine.acquisition._LAST_CALL"
 CALL_LIMIT = "fencing_sdk._engine.engine._CALL_LIMIT"
 LONGEST_PAUSE = "fencing_sdk._engine.acquisition._LONGEST_PAUSE"

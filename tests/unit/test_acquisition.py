@@ -20,10 +20,8 @@ from fencing_sdk import (
     LockHeldError,
     UsageError,
 )
-from fencing_sdk._engine.acquisition import AcquireResult, Acquisition
-from fencing_sdk._engine.lifetime import BackendOpening
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, AcquireResult, Acquisition, BackendOpening, Terms
 from fencing_sdk._engine.store_calls import StoreCalls
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, PlaceInLine, WaiterNotice

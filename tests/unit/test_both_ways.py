@@ -28,9 +28,9 @@ from fencing_sdk import (
     LossReason,
     UsageError,
 )
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._engine.posted_requests import Posts, posts_of
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
+from fencing_sdk._engine.store_calls import Posts, posts_of
 from fencing_sdk._engine.timers import TimerQueue
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing

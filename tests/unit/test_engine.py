@@ -23,10 +23,10 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import HeartbeatLog
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.terms import DEFAULT_BACKOFF, Terms
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant, Renewal

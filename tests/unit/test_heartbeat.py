@@ -12,8 +12,7 @@ from inside import LoopClock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, Lease, LeaseLostError, LossReason
-from fencing_sdk._engine.heartbeat import BATCH, Heartbeat
-from fencing_sdk._engine.lease_group import LeaseGroup
+from fencing_sdk._engine.heartbeat import BATCH, Heartbeat, LeaseGroup
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.observers import Observers

@@ -12,7 +12,7 @@ import pytest
 from inside import state_of
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, Token, UsageError
-from fencing_sdk._engine.lease_group import LeaseGroup
+from fencing_sdk._engine.heartbeat import LeaseGroup
 from fencing_sdk._engine.lease_scope import paced_scope
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.tasks import scope_class

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from inside import BootClock, LoopClock, wall_micros
 
-from fencing_sdk._engine.lease_group import Schedule
+from fencing_sdk._engine.heartbeat import Schedule
 from fencing_sdk._values import clock as clock_module
 from fencing_sdk._values.clock import boot_identity, wall_seconds, wall_ticks
 from fencing_sdk._values.timing import (
