@@ -24,7 +24,7 @@ from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError,
 
 if TYPE_CHECKING:
     from fencing_sdk.diagnosis import Diagnosis
-    from fencing_sdk.recipes.election_term import ElectionState
+    from fencing_sdk.recipes.election import ElectionState
 
 PAGE = 200
 """Holders in one page of a listing."""
@@ -51,7 +51,7 @@ class OperatingClient(ABC):
 
     @cached_property
     def _elections(self) -> WeakSet[ElectionState]:
-        """What this process stands for, as long as it does."""
+        """Elections this client is a candidate in."""
         return WeakSet()
 
     def status(self) -> Status:

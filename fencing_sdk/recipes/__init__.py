@@ -1,5 +1,5 @@
 """
-What is made of locks: a module for each recipe.
+Recipes: what is made of locks, a module for each.
 
 `semaphore` and `rwlock` need a backend that is a `SupportsShares`, the others work with every backend. A recipe adds no
 protection of its own. Its leases are those of a lock: a deadline, a token, one heartbeat. A recipe is
@@ -11,8 +11,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from fencing_sdk._lease import PermitLease
-    from fencing_sdk.recipes.election import Election, ElectionStanding
-    from fencing_sdk.recipes.election_term import ElectionTerm
+    from fencing_sdk.recipes.election import Election, ElectionStanding, ElectionTerm
     from fencing_sdk.recipes.jobs import Ran, Skipped
     from fencing_sdk.recipes.mixed_fleet import OldLock, beside
     from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
@@ -44,7 +43,7 @@ __all__ = [
 _HOMES = {
     "Election": "recipes.election",
     "ElectionStanding": "recipes.election",
-    "ElectionTerm": "recipes.election_term",
+    "ElectionTerm": "recipes.election",
     "HeldLocks": "recipes.multilock",
     "KazooLock": "recipes.old_locks",
     "MultiLock": "recipes.multilock",

@@ -31,7 +31,7 @@ from typing import Any
 
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
-from fencing_sdk._engine.lease_scope import PlainScope, paced_scope
+from fencing_sdk._engine.lease_scope import paced_scope
 from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._values.observers import logger
 from fencing_sdk.errors import ConfigurationError, DrainingError, UsageError, shown
@@ -47,11 +47,11 @@ _OTHER_WAY = (
 )
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
-"""What `signal.getsignal` returns."""
+"""A handler, as `signal.getsignal` returns it."""
 
 
 class DrainBlock(ABC):
-    """What signals mean to a block, and what its end means, whether tasks or a thread run it."""
+    """The rules of a block that signals drain, whether tasks or a thread run it."""
 
     __slots__ = ("_entered", "_handlers", "_received", "_within")
 
@@ -120,7 +120,7 @@ class DrainOnSignals(DrainBlock):
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         try:
-            swallowed = self._close_scope(self._scope, kind, raised, traceback)
+            swallowed = self._close_scope(kind, raised, traceback)
             if self._drain is not None:
                 try:
                     await self._draining.wait()  # the bodies of other tasks end too; the block itself has ended
@@ -131,16 +131,12 @@ class DrainOnSignals(DrainBlock):
         return self._drain is not None and (swallowed or self._swallows(raised))
 
     def _close_scope(
-        self,
-        scope: PlainScope,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if asyncio.current_task() is self._task:
             with contextlib.suppress(RuntimeError):  # a scope that was entered later is not left
-                return scope.__exit__(kind, raised, traceback)
-        scope.give_up()
+                return self._scope.__exit__(kind, raised, traceback)
+        self._scope.give_up()
         msg = (
             "draining_on() was entered in one task and left in another (a fixture or a lifespan?), or left before a "
             f"block inside it; {_OTHER_WAY}"
@@ -251,18 +247,11 @@ def check_signals(signals: tuple[object, ...]) -> tuple[signal.Signals, ...]:
     if not signals:
         msg = "draining_on() needs signals, such as draining_on(signal.SIGTERM, signal.SIGINT, within=25)"
         raise ConfigurationError(msg)
-    return tuple(dict.fromkeys(map(_check_signal, signals)))
-
-
-def _check_signal(number: object) -> signal.Signals:
-    try:
-        checked = signal.Signals(number)  # type: ignore[arg-type]
-    except ValueError:
-        checked = signal.SIGKILL
-    if checked in {signal.SIGKILL, signal.SIGSTOP}:
-        msg = f"signals must be some that a process can handle, such as signal.SIGTERM, not {shown(number)}"
-        raise ConfigurationError(msg)
-    return checked
+    for number in signals:
+        if number not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            msg = f"signals must be some that a process can handle, such as signal.SIGTERM, not {shown(number)}"
+            raise ConfigurationError(msg)
+    return tuple(dict.fromkeys(signal.Signals(number) for number in signals))  # type: ignore[arg-type]
 
 
 def _ours(handler: Handler) -> SignalHandlers | None:

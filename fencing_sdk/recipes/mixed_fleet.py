@@ -65,7 +65,7 @@ _NOT_RELEASED = "%s beside %s was not released; it ends by itself"
 T = TypeVar("T")
 
 _running: set[asyncio.Task[Any]] = set()
-"""What renews and releases old locks: an event loop keeps no task alive by itself."""
+"""Tasks that renew and release old locks: an event loop keeps none alive by itself."""
 
 
 class OldLock(Protocol):

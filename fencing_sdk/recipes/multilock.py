@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fencing_sdk._lease import AnyLease, Lease, held_here
 from fencing_sdk._lock import Lock, enter
@@ -29,15 +29,8 @@ from fencing_sdk.errors import AcquireTimeoutError, ConfigurationError, shown
 
 L = TypeVar("L", bound=AnyLease)
 
-_Leaving = Callable[[Lock, Lease], AbstractAsyncContextManager[Any]]
-"""What is left, if a later lock is not taken."""
-
 _NO_PATIENCE_LEFT = 1e-9
 """Seconds to wait when the patience is over: 0 would mean that the caller asked for one try."""
-
-
-class _Take(Protocol):
-    def __call__(self, lock: Lock, /, *, wait: float | None) -> Awaitable[Lease]: ...
 
 
 class HeldLeases(Mapping[str, L], Uncopied, Generic[L]):
@@ -107,7 +100,7 @@ class MultiLock(Uncopied):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the locks protect, in the order in which they are acquired."""
+        """The names, in the order in which the locks are acquired."""
         return tuple(lock.name for lock in self._locks)
 
     def __repr__(self) -> str:
@@ -117,25 +110,23 @@ class MultiLock(Uncopied):
         take = partial(enter, under=held_here())  # not those that it takes: its body has not begun
         return HeldLocks(await self._take_all(take, lambda lock, _: lock))
 
-    async def _take_all(self, take: _Take, leaving: _Leaving) -> dict[str, Lease]:
-        """Take the locks in order. Those that were taken are left by what *leaving* returns if one is not."""
-        began = self._clock.now()
+    async def _take_all(
+        self, take: Callable[..., Awaitable[Lease]], held_by: Callable[[Lock, Lease], AbstractAsyncContextManager[Any]]
+    ) -> dict[str, Lease]:
+        """Take the locks in order. If one cannot be taken, release those already taken, by leaving *held_by*."""
+        began, wait = self._clock.now(), self._wait
         leases: dict[str, Lease] = {}
         async with AsyncExitStack() as taken:
             for lock in self._locks:
-                lease = leases[lock.name] = await self._take(take, lock, began)
-                taken.push_async_exit(leaving(lock, lease))
+                if self._wait:
+                    wait = max(_NO_PATIENCE_LEFT, began + self._wait - self._clock.now())
+                try:
+                    lease = leases[lock.name] = await take(lock, wait=wait)
+                except AcquireTimeoutError as error:
+                    raise AcquireTimeoutError(error.name, self._clock.now() - began) from None
+                taken.push_async_exit(held_by(lock, lease))
             taken.pop_all()  # held from here on: the caller leaves them
         return leases
-
-    async def _take(self, take: _Take, lock: Lock, began: float) -> Lease:
-        wait = self._wait
-        if wait:
-            wait = max(_NO_PATIENCE_LEFT, began + wait - self._clock.now())
-        try:
-            return await take(lock, wait=wait)
-        except AcquireTimeoutError as error:
-            raise AcquireTimeoutError(error.name, self._clock.now() - began) from None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None

@@ -31,7 +31,7 @@ from fencing_sdk.errors import ConfigurationError, shown
 
 _MOST_THREADS = 32
 _threads: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
-"""Those of each event loop. Its own ones are for all of the service, and functions that hang would fill them."""
+"""One thread pool per event loop: a hanging call would exhaust the loop's shared executor."""
 
 
 async def called(function: Callable[..., object], *arguments: object) -> object:
@@ -52,7 +52,7 @@ async def called(function: Callable[..., object], *arguments: object) -> object:
 
 
 class RedisClient(Protocol):
-    """What is used of a client of redis-py or valkey-py, for asyncio or for threads."""
+    """A client of redis-py or valkey-py, for asyncio or for threads."""
 
     def eval(self, script: str, numkeys: int, /, *keys_and_args: Any) -> Any:
         """Run a script."""

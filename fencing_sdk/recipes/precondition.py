@@ -47,7 +47,16 @@ def holding(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     check_name(name)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        _check_function(function)
+        given: object = function
+        if not callable(given) or isinstance(given, type):
+            msg = f"holding() decorates functions, not {shown(function)}"
+            raise ConfigurationError(msg)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            msg = (
+                f"holding() cannot decorate a generator, {shown(function)}: its body runs later, bit by bit; "
+                "call current_lease(name).check() in the body, after each yield"
+            )
+            raise ConfigurationError(msg)
         template = NameTemplate(name, function)
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -70,15 +79,3 @@ def holding(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return checked
 
     return decorate
-
-
-def _check_function(function: object) -> None:
-    if not callable(function) or isinstance(function, type):
-        msg = f"holding() decorates functions, not {shown(function)}"
-        raise ConfigurationError(msg)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        msg = (
-            f"holding() cannot decorate a generator, {shown(function)}: its body runs later, bit by bit; "
-            "call current_lease(name).check() in the body, after each yield"
-        )
-        raise ConfigurationError(msg)

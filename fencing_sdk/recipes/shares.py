@@ -1,5 +1,5 @@
 """
-What several owners may hold at a time: the permits of a semaphore, or a lock for many readers or one writer.
+Locks that several owners may hold at a time: the permits of a semaphore, or a lock for many readers or one writer.
 
     gpus = locks.semaphore("gpu-pool", permits=4, fences=[guard])
     async with gpus as lease:
@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import NoReturn, cast
+from typing import cast
 
 from fencing_sdk._lease import PermitLease
 from fencing_sdk._lock import Lock, engine_of
 from fencing_sdk._values.claim import Holder, Permit, check_name, in_namespace
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.errors import ConfigurationError, shown
 
 MOST_PERMITS = 1000
 """A store looks at every permit that is held whenever one is granted."""
@@ -121,7 +121,7 @@ class ReadWriteLock(Uncopied):
 
     @property
     def name(self) -> str:
-        """What the lock protects, without the client's namespace."""
+        """The name, without the client's namespace."""
         return self._writer.name
 
     @property
@@ -137,18 +137,6 @@ class ReadWriteLock(Uncopied):
     def __repr__(self) -> str:
         return f"<ReadWriteLock {shown(self.name)}>"
 
-    async def __aenter__(self) -> NoReturn:
-        """
-        Never: one of the two locks is entered.
-
-        Raises:
-            UsageError: always.
-        """
-        raise enter_one_of_the_two(self.name, "async with")
-
-    async def __aexit__(self, *_: object) -> None:
-        """Never called."""
-
     async def holders(self) -> Sequence[Holder]:
         """
         Return the holders: readers, or one writer. An answer may be outdated when it arrives.
@@ -157,8 +145,3 @@ class ReadWriteLock(Uncopied):
             BackendError, UsageError: as `Lock.locked`.
         """
         return await engine_of(self._writer).holders(in_namespace(self._namespace, self.name))
-
-
-def enter_one_of_the_two(name: str, block: str) -> UsageError:
-    """Return the error for a *block*, ``async with`` or ``with``, of both locks."""
-    return UsageError(f"enter {shown(name)} as a reader or as the writer: {block} rwlock.reader, or rwlock.writer")

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import NoReturn, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease import PermitLease as TaskPermitLease
@@ -28,8 +28,7 @@ from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseLostError, LockHeldError, shown
 from fencing_sdk.recipes.election import Election as TaskElection
-from fencing_sdk.recipes.election import ElectionStanding, candidacy_of
-from fencing_sdk.recipes.election_term import TermLife
+from fencing_sdk.recipes.election import ElectionStanding, TermLife, candidacy_of
 from fencing_sdk.recipes.jobs import JobCall, Ran, Skipped
 from fencing_sdk.recipes.mixed_fleet import OldLock
 from fencing_sdk.recipes.mixed_fleet import beside as both_locks
@@ -37,7 +36,6 @@ from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
 from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
 from fencing_sdk.recipes.shares import ReadWriteLock as TaskReadWriteLock
 from fencing_sdk.recipes.shares import Semaphore as TaskSemaphore
-from fencing_sdk.recipes.shares import enter_one_of_the_two
 from fencing_sdk.sync._bridge import Cancel, ClosedMeanwhileError, LoopThread
 from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, leave_block, owned, release_leases
 
@@ -195,18 +193,6 @@ class ReadWriteLock(Uncopied):
 
     def __repr__(self) -> str:
         return f"<sync.ReadWriteLock {shown(self.name)}>"
-
-    def __enter__(self) -> NoReturn:
-        """
-        Never: one of the two locks is entered.
-
-        Raises:
-            UsageError: always.
-        """
-        raise enter_one_of_the_two(self.name, "with")
-
-    def __exit__(self, *_: object) -> None:
-        """Never called."""
 
     def holders(self) -> Sequence[Holder]:
         """See `fencing_sdk.recipes.ReadWriteLock.holders`."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._lease import state_of
-from fencing_sdk.recipes import election_term
-from fencing_sdk.recipes.election_term import TermBlock
+from fencing_sdk.recipes import election
+from fencing_sdk.recipes.election import TermBlock
 from tests.simulation.aims import cut_off
 from tests.simulation.control import Change, Control
 from tests.simulation.script import write_election_script
 
 _begin = Draining.begin
-_enter_with = vars(election_term)["enter_with"]
+_enter_with = vars(election)["enter_with"]
 _leave = TermBlock.leave
 
 
@@ -27,7 +27,7 @@ def _term_goes_on() -> Iterable[Change]:
         _enter_with(lock, lease)
         state_of(lease).forget_scope()
 
-    yield election_term, "enter_with", enter_with
+    yield election, "enter_with", enter_with
 
 
 def _drained_at_once() -> Iterable[Change]:

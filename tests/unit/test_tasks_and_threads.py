@@ -87,13 +87,6 @@ def test_what_knows_a_password_is_neither_copied_nor_pickled(make):
         assert SECRET not in str(refused.value)
 
 
-@in_both_worlds
-async def test_both_locks_of_a_read_write_lock_are_not_entered_at_once(locks):
-    with pytest.raises(UsageError, match=r"enter 'a' as a reader or as the writer: (async )?with rwlock"):
-        async with locks.rwlock("a"):
-            pass
-
-
 # Waiting for oneself
 
 
