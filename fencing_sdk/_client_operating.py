@@ -39,7 +39,6 @@ class OperatingClient(ABC):
 
     _backend: Backend
     _namespace: str
-    _drift: float
     _engine: Engine | None
     _open_wait: float | None
 
@@ -174,7 +173,7 @@ class OperatingClient(ABC):
         guards: Sequence[Guard] = (),
     ) -> Diagnosis:
         """
-        Return what this process and this store can promise, and what to change: ``fencing doctor`` as a function.
+        Check whether this process and its store keep the promises: ``fencing doctor`` as a function.
 
         It takes, hands on and releases a scratch lock, and renews it ten times a second. It reports no event. The store
         may be down, slow or read-only: that is a finding. The client need not be open; close one that was not
@@ -182,19 +181,18 @@ class OperatingClient(ABC):
 
         Args:
             over: Seconds for which pauses and renewals are measured, at most an hour. The store's settings and the
-                self-test take a second or so more, five where the store's messages do not arrive, and at most a minute
-                if the store does not answer.
+                self-test take a second or so more, and at most a minute if the store does not answer.
 
             ttl: Seconds of the locks in use, by which the measurements are judged.
 
             other: A second client of the same store, to which the self-test hands the lock on. Without it, two owners
-                on one connection do, and notices of a loss are not tested.
+                on one connection do.
 
             guards: Guards that the self-test examines, with tokens of its own. It raises one fence in each, that of a
                 scratch resource, and none that protects data, as ``fences`` of a lock do.
 
         Returns:
-            The findings, the worst first, the measurements, and advice that fits them.
+            The findings, the worst first, and the timing of a lock that fits what was measured.
 
         Raises:
             ConfigurationError: an argument cannot work.

@@ -303,13 +303,6 @@ PARTS = [
         {"_http.pool"},
         "stores/kahuna/test_kahuna_faults.py::test_an_aiohttp_that_connects_otherwise_keeps_the_certificates_it_read_first",
     ),
-    Part(
-        "asyncmy",
-        "_loop",
-        "asyncmy.connection",
-        {"_mysql.driver"},
-        "stores/mysql/test_mysql_connections.py::test_a_driver_that_keeps_its_loop_to_itself_dials_by_that",
-    ),
     Part("django", "_from_testcase", TRANSACTION, {"integrations.django"}, write_by_django),
     Part("django", "atomic_blocks", TRANSACTION, {"integrations.django"}, write_by_django),
     Part("django", "in_atomic_block", TRANSACTION, {"integrations.django"}, write_by_django),

@@ -48,7 +48,6 @@ __all__ = [
     "ALARM",
     "GRANT",
     "KEEP_ALIVE",
-    "MEMBERS",
     "RANGE",
     "RULES",
     "STATUS",
@@ -71,15 +70,13 @@ TIME_TO_LIVE = "/v3/lease/timetolive"
 WATCH = "/v3/watch"
 STATUS = "/v3/maintenance/status"
 ALARM = "/v3/maintenance/alarm"
-MEMBERS = "/v3/cluster/member/list"
-METRICS = "/metrics"
 _AUTHENTICATE = "/v3/auth/authenticate"
 
 RULES = EndpointRules(
     example="etcd://localhost:2379",
     plain_port=2379,
     tls_port=2379,
-    paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, STATUS, ALARM, MEMBERS, METRICS, _AUTHENTICATE),
+    paths=(TXN, RANGE, GRANT, KEEP_ALIVE, TIME_TO_LIVE, WATCH, STATUS, ALARM, _AUTHENTICATE),
 )
 
 MEMBER_LIMIT = 3.0
@@ -208,11 +205,6 @@ class Gateway:
             raise request_failed(error, endpoint.urls[path]) from error
         return fields
 
-    @property
-    def logs_in(self) -> bool:
-        """True if there is a user to log in as."""
-        return self._login is not None
-
     async def ask_each(self, operation: str, path: str, body: Json) -> dict[str, Json | BackendError]:
         """Ask every member, and not only one that answers. An error is the answer of its member."""
         members = self._endpoints.in_turn()
@@ -229,16 +221,6 @@ class Gateway:
             else:
                 outcomes[member.origin] = answer
         return outcomes
-
-    async def metrics(self) -> str:
-        """The metrics of one member, as text; empty where they cannot be read."""
-        session = await self._requests.session()
-        url = self._endpoints.in_turn()[0].urls[METRICS]
-        try:
-            async with session.get(url, timeout=self._limits, allow_redirects=False) as response:
-                return (await read_body(response, BODY_LIMIT)).decode(errors="replace")
-        except (UnreadableAnswerError, aiohttp.ClientError, OSError):
-            return ""
 
     @asynccontextmanager
     async def stream(

@@ -55,11 +55,12 @@ class Status:
 class Severity(IntEnum):
     """How much a finding matters. Severities can be compared."""
 
-    NOTE = 1
-    """Worth knowing. Every promise holds."""
-    WARNING = 2
-    """A promise does not hold after an event that will come one day: a power failure, a failover, a long pause."""
-    ERROR = 3
+    WARNING = 1
+    """
+    A promise does not hold after an event that will come one day, such as a power failure, a failover or a long pause;
+    or it could not be checked.
+    """
+    ERROR = 2
     """Locks do not work, or a promise does not hold."""
 
     def __str__(self) -> str:
@@ -79,27 +80,6 @@ class Finding:
     """Why that matters."""
     fix: str
     """The command or the setting that fixes it."""
-
-
-def error(check: str, what: str, reason: str, fix: str) -> Finding:
-    """A finding of severity `Severity.ERROR`."""
-    return Finding(check, Severity.ERROR, what, reason, fix)
-
-
-def warning(check: str, what: str, reason: str, fix: str) -> Finding:
-    """A finding of severity `Severity.WARNING`."""
-    return Finding(check, Severity.WARNING, what, reason, fix)
-
-
-def note(check: str, what: str, reason: str, fix: str) -> Finding:
-    """A finding of severity `Severity.NOTE`."""
-    return Finding(check, Severity.NOTE, what, reason, fix)
-
-
-def is_local(host: str) -> bool:
-    """Return whether *host* is this machine, so that no network carries what is sent."""
-    host = host.strip("[]")
-    return host in {"localhost", "::1", ""} or host.startswith(("127.", "/"))
 
 
 LABEL_LIMIT = 1024

@@ -201,11 +201,10 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.duration("--for", "How long to measure. The longer, the rarer the pauses that are seen. Default: 5s.", 5.0)
     parser.duration("--ttl", "The ttl of the locks in use. Default: 15s.", 15.0)
     parser.flag("--json", "Print one JSON object.")
-    parser.option("--svg", "Draw what is printed into this file.", type=Path, metavar="FILE")
     given, _ = parser.read(arguments)
     from fencing_sdk.cli.doctor import run_doctor
 
-    return run_doctor(given.where, over=vars(given)["for"], ttl=given.ttl, as_json=given.json, svg=given.svg)
+    return run_doctor(given.where, over=vars(given)["for"], ttl=given.ttl, as_json=given.json)
 
 
 _NAME = {"LOCK": "Its name, with the namespace of the application, if there is one: app:nightly."}

@@ -1,15 +1,11 @@
-"""``fencing doctor``: a diagnosis of this machine and of its store, as a table or as JSON."""
+"""``fencing doctor``: a diagnosis of this machine and of its store, as text or as JSON."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import re
-from collections.abc import Iterable
 from contextlib import AsyncExitStack, aclosing
 from enum import IntEnum, unique
-from pathlib import Path
 
 import anyio
 from rich.console import Console
@@ -22,14 +18,12 @@ from fencing_sdk._values.token import ENV_URL
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._options import StoreOptions
-from fencing_sdk.cli._streams import check_output, console, harmless, say, write_out, write_picture
-from fencing_sdk.diagnosis import Diagnosis, Finding, Measurements, Severity
+from fencing_sdk.cli._streams import console, harmless, say, write_out
+from fencing_sdk.diagnosis import Diagnosis, Severity
 from fencing_sdk.errors import ConfigurationError
 
-_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 _CLOSE_LIMIT = 5.0
-_FROM_ELSEWHERE = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
-"""Fonts that a picture would load from the web."""
 
 
 @unique
@@ -41,7 +35,7 @@ class Health(IntEnum):
     WARNINGS = 3
 
 
-def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, svg: Path | None) -> Health:
+def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool) -> Health:
     """
     Diagnose the store that is named or the default one, print what was found, and return the exit code.
 
@@ -53,8 +47,6 @@ def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, s
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         msg = f"no folder for the locks ({error}); give --url, or set {ENV_URL} or XDG_STATE_HOME"
         raise ConfigurationError(msg) from error
-    if svg is not None:
-        check_output(svg)
     if store.warning:
         say(store.warning)
     scheme = store.url.partition("://")[0]
@@ -73,14 +65,9 @@ def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool, s
         write_out(json.dumps(diagnosis.as_dict(), indent=2) + "\n")
     else:
         _print(console(), diagnosis, scheme)
-    if svg is not None:
-        recorded = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-        _print(recorded, diagnosis, scheme)
-        picture = recorded.export_svg(title="fencing doctor", unique_id="screen")
-        write_picture(svg, _FROM_ELSEWHERE.sub("", picture))
-    if diagnosis.worst is Severity.ERROR:
-        return Health.ERRORS
-    return Health.WARNINGS if diagnosis.worst is Severity.WARNING else Health.SOUND
+    if diagnosis.worst is None:
+        return Health.SOUND
+    return Health.ERRORS if diagnosis.worst is Severity.ERROR else Health.WARNINGS
 
 
 async def _close(backend: Backend) -> None:
@@ -90,70 +77,33 @@ async def _close(backend: Backend) -> None:
 
 
 def _print(to: Console, diagnosis: Diagnosis, scheme: str) -> None:
-    measured = diagnosis.measurements
-    _head(to, f"Measured for {measured.seconds:.1f} s, on {scheme}://")
-    _rows(to, _measured(measured))
-    _head(to, "Found")
+    to.print(Text(f"Found on {scheme}://", style="bold"))
     for finding in diagnosis.findings:
-        _show(to, finding)
+        to.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
+        for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.fix}", "green")):
+            to.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))
+        to.print()
     counts = [
         f"{number} {severity}{'' if number == 1 else 's'}"
         for severity in sorted(Severity, reverse=True)
         if (number := sum(finding.severity is severity for finding in diagnosis.findings))
     ]
     to.print(f"  {', '.join(counts) or 'nothing: every check passed'}\n", markup=False, highlight=False)
-    _head(to, "Advice for each lock")
+    to.print(Text("Advice for each lock", style="bold"))
     advice = diagnosis.advice
-    numbers = {
-        "ttl": advice.ttl,
-        "safety_buffer": advice.safety_buffer,
-        "heartbeat_interval": advice.heartbeat_interval,
-    }
-    shown = zip(numbers.items(), advice.arithmetic, strict=True)
-    _rows(to, [(name, f"{number:g} s", how) for (name, number), how in shown])
-
-
-def _head(to: Console, text: str) -> None:
-    to.print(Text(text, style="bold"))
-
-
-def _rows(to: Console, rows: Iterable[tuple[str, str, str]]) -> None:
+    slowest = advice.slowest_renewal
+    renewals = "no renewal was measured" if slowest is None else f"20 x the slowest renewal ({_seconds(slowest)})"
     table = Table.grid(padding=(0, 2))
-    table.add_column(min_width=18, no_wrap=True)
-    table.add_column(min_width=9, no_wrap=True, justify="right")
-    table.add_column(style="dim")
-    for row in rows:
-        table.add_row(*(Text(harmless(cell, but="\n")) for cell in row))
+    for row in (
+        ("ttl", f"{advice.ttl:g} s", "the largest of 15 s, the default,"),
+        ("", "", f"15 x the longest pause ({_seconds(advice.longest_pause)}),"),
+        ("", "", f"and {renewals}"),
+        ("safety_buffer", f"{advice.safety_buffer:g} s", "ttl / 5"),
+        ("heartbeat_interval", f"{advice.heartbeat_interval:g} s", "(ttl - safety_buffer) / 4"),
+    ):
+        table.add_row(*row)
     to.print(Padding(table, (0, 0, 1, 2), expand=False))
 
 
-def _measured(measured: Measurements) -> list[tuple[str, str, str]]:
-    times = {"p50": measured.renewal_p50, "p99": measured.renewal_p99, "slowest": measured.renewal_max}
-    latencies = ", ".join(f"{name} {_seconds(time)}" for name, time in times.items() if time is not None)
-    drift = None if measured.clock_drift is None else f"{round(100 * measured.clock_drift, 3) + 0.0:+.3f} %"
-    rows = [
-        ("event loop", _seconds(measured.loop_pause), "longest pause"),
-        ("process", _seconds(measured.process_pause), "longest pause"),
-        ("clock source", measured.clock_source, ""),
-        ("renewals", str(measured.renewals), latencies),
-        ("store's clock", _seconds(measured.clock_difference), "ahead of this machine's"),
-        ("its drift", drift, "faster than this machine's, give or take the network"),
-        ("tokens", str(len(measured.tokens)), "\n".join(map(str, measured.tokens))),
-        ("handed on after", _seconds(measured.handed_on), "from one connection to the other"),
-        ("loss noticed after", _seconds(measured.loss_noticed), "when another connection took the lock away"),
-    ]
-    return [(name, value, meaning) for name, value, meaning in rows if value is not None]
-
-
-def _seconds(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{round(1000 * seconds, 1) + 0.0:.1f} ms"  # no -0.0
-
-
-def _show(to: Console, finding: Finding) -> None:
-    """One finding: its severity and name, and below them what, why, and what fixes it."""
-    to.print(Text.assemble((f"  {finding.severity!s:<8}", _COLOURS[finding.severity]), (finding.check, "bold")))
-    for text, style in ((finding.what, ""), (finding.reason, "dim"), (f"> {finding.fix}", "green")):
-        to.print(Padding(Text(harmless(text, but="\n"), style=style), (0, 0, 0, 10)))
-    to.print()
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

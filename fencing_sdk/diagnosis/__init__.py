@@ -1,43 +1,126 @@
 """
-What this process and its store can promise, and what to change: `LockClient.diagnose` and ``fencing doctor``.
+Diagnoses whether this process and its store keep the promises: `LockClient.diagnose` and ``fencing doctor``.
 
-    __init__.py     the diagnosis, step by step
-    report.py       what it returns
-    measuring.py    pauses of this process, times of the store, and its clock
-    self_test.py    a lock is taken, handed on, taken away and released
+    __init__.py     what a diagnosis returns, and its steps
+    self_test.py    takes a scratch lock, hands it on, renews and releases it
+    checks.py       the form of a check
+    <store>.py      the table of a store's checks
 
-    checks.py       what a check is; those that several stores have
-    <store>.py      what the diagnosis asks of each store, and the table of its checks
-
-A store's checks look at its backend from the inside. No backend imports this room, so a program that takes locks never
-loads it. The backend of another package brings its own checks, as a `fencing_sdk.abc.SupportsDiagnosis`.
+No backend imports this room, so a program that takes locks never loads it. The backend of another package brings its
+own checks, as a `fencing_sdk.abc.SupportsDiagnosis`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import anyio
 
 from fencing_sdk._values.claim import in_namespace, new_owner
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.reports import Finding, Severity, error, note, warning
-from fencing_sdk._values.timing import DEFAULT_TTL, DRIFT, Timing
+from fencing_sdk._values.reports import Finding, Severity
+from fencing_sdk._values.timing import DEFAULT_TTL, DRIFT, MAX_TTL, Timing
 from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
-from fencing_sdk.diagnosis.checks import diagnosis_of, too_slow
-from fencing_sdk.diagnosis.measuring import PauseWatch, StoreTimes, clock_source, time_renewals, watching_pauses
-from fencing_sdk.diagnosis.report import Advice, Diagnosis, Measurements, advise, in_order
-from fencing_sdk.diagnosis.self_test import WOKEN_WITHIN, SelfTest
+from fencing_sdk.diagnosis.checks import ERROR, WARNING, Check, diagnosis_of, judged
+from fencing_sdk.diagnosis.self_test import SelfTest
 from fencing_sdk.errors import BackendError, BackendRefusedError
 
-__all__ = ["Advice", "Diagnosis", "Finding", "Measurements", "Severity", "examine"]
+__all__ = ["Advice", "Diagnosis", "Finding", "Severity", "examine"]
 
 _CLOCK = BootClock()
 _OPEN_LIMIT = 8.0
-_FACTS_LIMIT = 15.0
-"""Seconds after which a store that does not answer is a finding."""
-_COARSE_CLOCKS = {"jiffies", "refined-jiffies"}
+_SETTINGS_LIMIT = 15.0
+_LOOP_STEP = 0.005
 _LARGEST_DIFFERENCE = 2.0
+_PAUSES_IN_BUFFER = 3
+_RENEWALS_IN_INTERVAL = 4
+_FIFTH = 5
+"""The safety buffer is a fifth of the ttl by default, and so is the interval: a quarter of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Timing of a lock that fits what was measured. Times are in seconds."""
+
+    ttl: float
+    safety_buffer: float
+    heartbeat_interval: float
+    longest_pause: float
+    """The longest time for which the event loop stood still."""
+    slowest_renewal: float | None
+    """None if no renewal of the scratch lock was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings about this process and its store, and the timing that fits them."""
+
+    findings: tuple[Finding, ...]
+    """The worst come first."""
+    advice: Advice
+
+    @property
+    def worst(self) -> Severity | None:
+        """The highest severity of all findings; None without any."""
+        return max((finding.severity for finding in self.findings), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The diagnosis in types that JSON knows; severities are words."""
+        plain = asdict(self)
+        for finding in plain["findings"]:
+            finding["severity"] = str(finding["severity"])
+        return plain
+
+
+@dataclass(slots=True)
+class _Measured:
+    """The facts for the checks of every store."""
+
+    timing: Timing
+    pause: float = 0.0
+    renewal: float | None = None
+    difference: float | None = None
+    drift: float | None = None
+    drift_error: float = 0.0
+    advised: float = DEFAULT_TTL
+
+    def advise(self) -> Advice:
+        """Choose the shortest ttl, from the default on, whose default buffer and interval fit what was measured."""
+        for_pauses = _FIFTH * _PAUSES_IN_BUFFER * self.pause
+        for_renewals = _FIFTH * _RENEWALS_IN_INTERVAL * (self.renewal or 0.0)
+        ttl = min(MAX_TTL, float(-(-max(DEFAULT_TTL, for_pauses, for_renewals) // 1)))
+        fit = Timing.build(ttl=ttl)
+        return Advice(fit.ttl, fit.safety_buffer, fit.heartbeat_interval, self.pause, self.renewal)
+
+
+# A row reads: the check, how severe, when; what, why; what to do.
+# fmt: off
+CHECKS: tuple[Check[_Measured], ...] = (
+    Check("machine.pause", lambda it: ERROR if it.pause > it.timing.safety_buffer else WARNING,
+        lambda it: it.pause > it.timing.safety_buffer / _PAUSES_IN_BUFFER,
+        "this process stood still for {it.pause:.2f} s, and the safety buffer is {it.timing.safety_buffer:g} s",
+        "a cancellation that is late by more than the buffer comes after the store has handed the lock on",
+        "move blocking code out of the event loop, or use ttl={it.advised:g} or more"),
+    Check("store.latency", WARNING,
+        lambda it: (it.renewal or 0.0) > it.timing.heartbeat_interval / _RENEWALS_IN_INTERVAL,
+        "the slowest renewal took {it.renewal:.2f} s, and the heartbeat interval is "
+        "{it.timing.heartbeat_interval:g} s", "few failed renewals are left before a lease is lost",
+        "bring the store nearer, or use ttl={it.advised:g} or more"),
+    Check("machine.drift", ERROR,
+        lambda it: it.drift is not None and abs(it.drift) - it.drift_error > DRIFT,
+        f"the store's clock runs {{it.drift:+.2%}} against this machine's; {DRIFT:.0%} are allowed",
+        "the store may hand a lock on before its holder's deadline", "fix the clock that is wrong"),
+    Check("machine.clock", WARNING,
+        lambda it: it.difference is not None and abs(it.difference) > _LARGEST_DIFFERENCE,
+        "the store's clock is {it.difference:+.1f} s from this machine's",
+        "one of the two is not synchronised; after a failover to a clock that is behind, tokens could fall",
+        "run chronyd or systemd-timesyncd on both machines"),
+)
+# fmt: on
 
 
 async def examine(
@@ -50,9 +133,9 @@ async def examine(
     ttl: float = DEFAULT_TTL,
 ) -> Diagnosis:
     """
-    Diagnose the store behind *backend*, and this process. It lasts *over* seconds, and a bounded time more.
+    Diagnose the store behind *backend*, and this process, for *over* seconds and a bounded time more.
 
-    The store need not answer: that is a finding too, and no error.
+    A store that does not answer is a finding, not an error.
 
     Args:
         backend: The store. It is opened if it is not open.
@@ -65,25 +148,48 @@ async def examine(
 
         over: Seconds for which pauses and renewals are measured.
 
-        ttl: Seconds of the locks in use: what is measured is judged by them.
+        ttl: Seconds of the locks in use, by which the measurements are judged.
     """
     store = diagnosis_of(backend)
     name = in_namespace(namespace, f"fencing-doctor/{new_owner()[:12]}")
     test = SelfTest(backend, backend if other is None else other, name, guards)
-    times = StoreTimes()
-    begun = _CLOCK.now()
-    async with watching_pauses() as pauses:
+    measured = _Measured(Timing.build(ttl=ttl))
+    async with _watching_pauses(measured):
         findings = await _reach(backend)
         reachable = not findings
-        findings += await _facts(backend, store, ttl)
+        findings += await _ask_store(store, type(backend).__name__, ttl)
         if reachable:
-            await test.run()
+            await test.run(store, over)
             findings += test.findings
-        if test.tokens:  # else the self-test has reported why no lock can be taken
-            findings += await time_renewals(backend, store, name, over, times)
-    measured = _measurements(_CLOCK.now() - begun, pauses, times, test)
-    findings += _judged(measured, times, Timing.build(ttl=ttl), woken=test.woken)
-    return Diagnosis(in_order(findings), measured, advise(measured))
+    measured.renewal = max(test.renewals, default=None)
+    if test.readings:
+        first, last = test.readings[0], test.readings[-1]
+        best = min(test.readings, key=lambda each: each.error)
+        measured.difference = best.store - best.wall
+        if elapsed := last.ours - first.ours:
+            measured.drift = (last.store - first.store) / elapsed - 1
+            measured.drift_error = (first.error + last.error) / elapsed
+    advice = measured.advise()
+    measured.advised = advice.ttl
+    findings += judged(CHECKS, measured)
+    return Diagnosis(tuple(sorted(dict.fromkeys(findings), key=lambda finding: -finding.severity)), advice)
+
+
+@asynccontextmanager
+async def _watching_pauses(measured: _Measured) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while True:
+            before = _CLOCK.now()
+            await asyncio.sleep(_LOOP_STEP)
+            measured.pause = max(measured.pause, _CLOCK.now() - before - _LOOP_STEP)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def _reach(backend: Backend) -> list[Finding]:
@@ -94,92 +200,27 @@ async def _reach(backend: Backend) -> list[Finding]:
         with anyio.fail_after(_OPEN_LIMIT):
             await backend.open()
     except BackendRefusedError as failure:
-        fix = "correct the URL, the login or the role; another try does not help"
-        return [error("store.reachable", str(failure), "no lock can be taken", fix)]
+        what, fix = str(failure), "correct the URL, the login or the role; another try does not help"
     except BackendError as failure:
+        what = str(failure)
         fix = "start the store, correct its address, or name one that takes writes; look for a firewall on the way"
-        return [error("store.reachable", str(failure), "no lock can be taken", fix)]
     except TimeoutError:
-        return [
-            too_slow(
-                "store.reachable",
-                _OPEN_LIMIT,
-                "it accepts connections and answers nothing; no lock can be taken",
-            )
-        ]
-    return []
+        what, fix = f"no answer within {_OPEN_LIMIT:g} s", "look at the store's load and log"
+    else:
+        return []
+    return [Finding("store.reachable", ERROR, what, "no lock can be taken", fix)]
 
 
-async def _facts(backend: Backend, store: SupportsDiagnosis | None, ttl: float) -> list[Finding]:
-    """Return the findings of the store about itself."""
+async def _ask_store(store: SupportsDiagnosis | None, backend: str, ttl: float) -> list[Finding]:
+    """Return the findings of the store about its settings."""
     if store is None:
-        what = f"{type(backend).__name__} does not report how its store is set up"
-        return [note("store.settings", what, "its settings were not checked", "compare them with the store's page")]
+        what, fix = f"{backend} does not report how its store is set up", "compare its settings with the store's page"
+        return [Finding("store.settings", WARNING, what, "its settings were not checked", fix)]
     try:
-        with anyio.fail_after(_FACTS_LIMIT):
+        with anyio.fail_after(_SETTINGS_LIMIT):
             return list(await store.diagnose(ttl))
     except BackendError as failure:
         what, fix = str(failure), "fix what the store reports, and run the diagnosis again"
     except TimeoutError:
-        what, fix = f"no answer within {_FACTS_LIMIT:g} s", "look at the store's load and log"
-    return [warning("store.settings", what, "its settings could not be read", fix)]
-
-
-def _measurements(elapsed: float, pauses: PauseWatch, times: StoreTimes, test: SelfTest) -> Measurements:
-    return Measurements(
-        seconds=elapsed,
-        loop_pause=pauses.loop,
-        process_pause=pauses.process,
-        clock_source=clock_source(),
-        renewals=len(times.renewals),
-        renewal_p50=times.quantile(0.5),
-        renewal_p99=times.quantile(0.99),
-        renewal_max=times.quantile(1.0),
-        clock_difference=times.difference,
-        clock_drift=times.drift,
-        tokens=tuple(test.tokens),
-        handed_on=test.handed_on,
-        loss_noticed=test.loss_noticed,
-    )
-
-
-def _judged(measured: Measurements, times: StoreTimes, timing: Timing, *, woken: bool | None) -> list[Finding]:
-    """Compare what was measured with the numbers of a lock."""
-    found: list[Finding] = []
-    pause, slowest, buffer = measured.longest_pause, measured.renewal_max or 0.0, timing.safety_buffer
-    advised = advise(measured).ttl
-    if pause > buffer / 3:
-        what = f"this process stood still for {pause:.2f} s, and the safety buffer is {buffer:g} s"
-        reason = "a cancellation that is late by more than the buffer comes after the store has handed the lock on"
-        fix = f"move blocking code out of the event loop, or use ttl={advised:g} or more"
-        found.append((error if pause > buffer else warning)("machine.pause", what, reason, fix))
-    if slowest > timing.heartbeat_interval / 4:
-        what = (
-            f"the slowest renewal took {slowest:.2f} s, and the heartbeat interval is {timing.heartbeat_interval:g} s"
-        )
-        fix = f"bring the store nearer, or use ttl={advised:g} or more"
-        found.append(warning("store.latency", what, "few failed renewals are left before a lease is lost", fix))
-    if woken is False or (measured.handed_on or 0.0) > WOKEN_WITHIN + 2 * (pause + slowest):
-        what, reason = f"a waiter got a free lock after {measured.handed_on:.2f} s", "waiters poll, and are not woken"
-        fix = "let the store's messages reach the client: its rights to listen, and poolers in between"
-        found.append(warning("self-test.wake", what, reason, fix))
-    if measured.clock_source in _COARSE_CLOCKS:
-        what, reason = f"the clock source is {measured.clock_source}", "the clock may stand still, or run unevenly"
-        fix = "choose another of /sys/devices/system/clocksource/clocksource0/available_clocksource"
-        found.append(warning("machine.clock-source", what, reason, fix))
-    return [*found, *_clocks(times)]
-
-
-def _clocks(times: StoreTimes) -> list[Finding]:
-    found: list[Finding] = []
-    if times.drift is not None and abs(times.drift) - times.drift_error > DRIFT:
-        what = (
-            f"the store's clock runs {100 * times.drift:+.2f} % against this machine's; {100 * DRIFT:g} % are allowed"
-        )
-        reason = "the store may hand a lock on before its holder's deadline"
-        found.append(error("machine.drift", what, reason, "fix the clock that is wrong"))
-    if times.difference is not None and abs(times.difference) > _LARGEST_DIFFERENCE:
-        what = f"the store's clock is {times.difference:+.1f} s from this machine's"
-        reason = "one of the two is not synchronised; after a failover to a clock that is behind, tokens could fall"
-        found.append(warning("machine.clock", what, reason, "run chronyd or systemd-timesyncd on both machines"))
-    return found
+        what, fix = f"no answer within {_SETTINGS_LIMIT:g} s", "look at the store's load and log"
+    return [Finding("store.settings", WARNING, what, "its settings could not be read", fix)]

@@ -1,27 +1,22 @@
-"""A diagnosis as a user makes it: with two clients, and the findings by the names of their checks."""
+"""Diagnoses with two clients, as users do."""
 
 from contextlib import AsyncExitStack
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Backend
 from fencing_sdk.diagnosis import Diagnosis, Finding, Severity
 
 MACHINE = ("machine.", "store.latency")
 """Findings about the machine that runs the tests, which may be busy."""
 
-NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
+WARNING, ERROR = Severity.WARNING, Severity.ERROR
 
 
 async def diagnosed(url: str, *, over: float = 0.3, ttl: float = 15.0, **options: object) -> Diagnosis:
     async with AsyncExitStack() as stack:
         clients = [connect(url, **options) for _ in range(2)]
         for client in clients:
-            stack.push_async_callback(_backend(client).aclose)
+            stack.push_async_callback(client._backend.aclose)
         return await clients[0].diagnose(over=over, ttl=ttl, other=clients[1])
-
-
-def _backend(client: object) -> Backend:
-    return client._backend
 
 
 async def found(url: str, **options: object) -> dict[str, Finding]:

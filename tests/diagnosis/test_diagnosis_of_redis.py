@@ -1,13 +1,12 @@
-"""Redis: every misconfiguration is planted on a real server, and found by the name of its check."""
+"""Redis: each misconfiguration is planted on a real server."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from diagnosing import ERROR, NOTE, WARNING, by_check, diagnosed, found
+from diagnosing import ERROR, WARNING, found
 from redis_cluster import Cluster
 from redis_quorum import Quorum
 from redis_replicas import Replicated
@@ -15,7 +14,7 @@ from redis_sentinels import Sentinels
 from redis_server import RedisServer
 
 from fencing_sdk.diagnosis.checks import judged
-from fencing_sdk.diagnosis.redis import OF_SENTINEL, OF_SERVER, RedisFacts, SentinelFacts
+from fencing_sdk.diagnosis.redis import OF_SERVER, RedisFacts
 
 if TYPE_CHECKING:
     from redis_fixtures import StartRedis
@@ -31,15 +30,7 @@ def url_of(server: RedisServer, login: str = ":secret@", host: str = "127.0.0.1"
 
 async def test_nothing_is_found_on_a_sound_server(start_redis: StartRedis):
     server = await asyncio.to_thread(start_redis, **SOUND)
-    diagnosis = await diagnosed(url_of(server))
-    assert by_check(diagnosis) == {}
-    measured = diagnosis.measurements
-    assert len(set(measured.tokens)) == len(measured.tokens) >= 3
-    assert list(measured.tokens) == sorted(measured.tokens)
-    assert measured.renewals >= 1
-    assert measured.renewal_p50 <= measured.renewal_p99 <= measured.renewal_max
-    assert None not in {measured.handed_on, measured.loss_noticed}
-    assert abs(measured.clock_difference) < 20  # one machine, which may stand still while they are read
+    assert await found(url_of(server)) == {}
     kept = [key for key in server.ask("KEYS", "*") if server.ask("TTL", key) < 0]
     assert not kept, "a key that does not expire is left behind"
     assert not [key for key in server.ask("KEYS", "*") if server.ask("TYPE", key) == "zset"]
@@ -50,10 +41,8 @@ PLANTED = {
     "eviction without a limit": ({"maxmemory_policy": "volatile-ttl"}, "redis.eviction", WARNING),
     "nothing is saved": ({"appendonly": False}, "redis.persistence", WARNING),
     "saved when the system likes": ({"appendfsync": "no"}, "redis.appendfsync", WARNING),
-    "saved once a second": ({"appendfsync": "everysec"}, "redis.appendfsync", NOTE),
-    "memory is full": ({"maxmemory": "100kb"}, "redis.memory", NOTE),
-    "replicas are demanded, and none is there": ({"min_replicas_to_write": 1}, "redis.min-replicas-to-write", ERROR),
-    "a replica": ({"replicaof": "127.0.0.1 1"}, "redis.role", ERROR),
+    "replicas are demanded, and none is there": ({"min_replicas_to_write": 1}, "self-test.acquire", ERROR),
+    "a replica": ({"replicaof": "127.0.0.1 1"}, "store.reachable", ERROR),
 }
 
 
@@ -75,28 +64,6 @@ async def test_a_forgetful_server_is_an_error_for_plain_counters(start_redis: St
     assert (await found(url_of(server), tokens="counter"))[check].severity == ERROR
 
 
-async def test_a_server_without_password_is_noted(start_redis: StartRedis):
-    server = await asyncio.to_thread(start_redis, appendonly=True, appendfsync="always")
-    assert {check: each.severity for check, each in (await found(server.url)).items()} == {"redis.authentication": NOTE}
-
-
-async def test_an_open_connection_over_a_network_is_noted(start_redis: StartRedis):
-    name = socket.gethostname()  # whatever address it has: it is not surely this machine's
-    server = await asyncio.to_thread(start_redis, **SOUND, bind="0.0.0.0")
-    assert set(await found(url_of(server, host=name))) == {"redis.tls"}
-
-
-async def test_a_failed_save_is_found(start_redis: StartRedis):
-    server = await asyncio.to_thread(start_redis, **SOUND)
-    (server.folder / "dump.rdb").mkdir()
-    server.ask("BGSAVE")
-    for _ in range(200):
-        if "rdb_last_bgsave_status:err" in server.ask("INFO", "persistence"):
-            break
-        await asyncio.sleep(0.05)
-    assert (await found(url_of(server)))["redis.disk"].severity == ERROR
-
-
 RULES = "~{fencing:* &* +@all"
 
 
@@ -110,7 +77,7 @@ async def test_missing_permissions_are_found(start_redis: StartRedis):
     keys = await found(url_of(server, "none:x@"))
     assert keys["self-test.acquire"].severity == ERROR
     quiet = await found(url_of(server, "quiet:x@"))
-    assert {check: each.severity for check, each in quiet.items()} == {"redis.settings": NOTE}
+    assert {check: each.severity for check, each in quiet.items()} == {"redis.settings": WARNING}
     deaf = await found(url_of(server, "deaf:x@"))
     assert deaf["self-test.wake"].severity == WARNING
 
@@ -139,13 +106,13 @@ async def test_replicas_that_no_client_waits_for_are_found(redis_binary: str):
         assert "while that replica is away: add a second one" in findings["redis.replicas"].fix
         waited_for = await found(url_of(group.master), min_replicas=1)
         assert not [check for check in waited_for if check.startswith("redis.")]
-        assert (await found(url_of(group.master), min_replicas=2))["redis.min-replicas"].severity == ERROR
+        assert (await found(url_of(group.master), min_replicas=2))["self-test.acquire"].severity == ERROR
 
 
 async def test_sentinels(redis_sentinels: Sentinels):
     hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in redis_sentinels.sentinels)
     url, ttl = f"redis+sentinel://{hosts}/{redis_sentinels.name}", 15.0
-    expected = {"redis.persistence", "redis.authentication", "redis.replicas"}
+    expected = {"redis.persistence", "redis.replicas"}
     assert set(await found(url, ttl=ttl)) == expected
     for sentinel in redis_sentinels.sentinels:
         sentinel.ask("SENTINEL", "SET", redis_sentinels.name, "quorum", 5, "down-after-milliseconds", 30000)
@@ -165,8 +132,7 @@ async def test_sentinels(redis_sentinels: Sentinels):
 
 async def test_a_cluster(redis_cluster: Cluster):
     url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in redis_cluster.nodes)
-    expected = {"redis.persistence", "redis.authentication", "redis.cluster-replicas"}
-    assert set(await found(url)) == expected
+    assert set(await found(url)) == {"redis.persistence"}
     redis_cluster.nodes[0].ask("CLUSTER", "DELSLOTS", 7)
     try:
         assert (await found(url))["redis.cluster-coverage"].severity == ERROR
@@ -181,7 +147,7 @@ async def test_a_quorum(redis_quorum: Quorum):
     for node in redis_quorum.nodes:
         node.ask("CONFIG", "SET", "appendfsync", "always")
     try:
-        assert set(await found(redis_quorum.url)) == {"redis.authentication"}
+        assert await found(redis_quorum.url) == {}
         same = [redis_quorum.nodes[0].port, redis_quorum.nodes[1].port]
         url = f"redis+quorum://127.0.0.1:{same[0]},localhost:{same[0]},127.0.0.1:{same[1]}"
         assert (await found(url))["redis.quorum"].severity == ERROR
@@ -193,12 +159,7 @@ async def test_a_quorum(redis_quorum: Quorum):
             node.ask("CONFIG", "SET", "appendfsync", "everysec")
 
 
-def test_an_old_version_is_found():
-    facts = RedisFacts("a:1", {"redis_version": "6.0.16", "role": "master"}, {})
-    assert {"redis.version", "redis.settings"} == {finding.check for finding in judged(OF_SERVER, facts)}
-
-
-def test_a_node_of_a_quorum_is_not_told_to_demand_replicas():
+def test_a_node_of_a_quorum_need_not_demand_replicas():
     info = {"redis_version": "7.0.15", "role": "master", "slave0": "ip=a,port=1,state=online,offset=1,lag=0"}
     alone, voting = (judged(OF_SERVER, RedisFacts("a:1", info, {}, votes=votes)) for votes in (False, True))
     (one,), (other,) = ([each.fix for each in all_of if each.check == "redis.replicas"] for all_of in (alone, voting))
@@ -208,17 +169,5 @@ def test_a_node_of_a_quorum_is_not_told_to_demand_replicas():
 
 async def test_a_service_without_any_sentinel_is_found():
     findings = await found("redis+sentinel://127.0.0.1:1/fencing")
-    assert findings["redis.master"].severity == ERROR
+    assert findings["store.reachable"].severity == ERROR
     assert findings["redis.sentinel"].severity == WARNING
-
-
-def test_too_few_sentinels_and_a_master_without_replica_are_found():
-    state = {
-        "name": "a",
-        "num-other-sentinels": "1",
-        "quorum": "2",
-        "num-slaves": "0",
-        "down-after-milliseconds": "2000",
-    }
-    findings = judged(OF_SENTINEL, SentinelFacts(state, ttl=15.0))
-    assert {finding.check for finding in findings} == {"redis.sentinels", "redis.sentinel-replicas"}

@@ -1,4 +1,4 @@
-"""No check is shipped that no test has planted, and none that the documentation leaves out."""
+"""Every shipped check has a test that plants its cause, and a row in the documentation."""
 
 import ast
 import functools
@@ -31,7 +31,7 @@ def _is_check(text: str, path: Path) -> bool:
 
 
 def test_the_checks_are_found():
-    assert len(checks()) >= 60
+    assert len(checks()) >= 25
     assert {"redis.eviction", "etcd.alarm", "machine.pause"} <= set(checks())
 
 
