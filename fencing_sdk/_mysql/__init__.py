@@ -1,7 +1,35 @@
 """
-MySQL and MariaDB, for the backend and the guard.
+MySQL and MariaDB, for the backend and the guard. Here: whether a server is one of several that take writes.
 
-    url        from a URL and options to the parts that the driver takes
-    writers    several servers that take writes, which no row lock spans
-    driver     the part of asyncmy that is used, with types: one open connection, and the code of an error
+A row that is locked on one of them is free on the others. ``url`` reads URLs and options; ``driver`` is the part of
+asyncmy that is used, with types.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+VARIABLES = ("wsrep_on", "group_replication_single_primary_mode")
+
+
+def ask_for(*variables: str) -> str:
+    """The statement whose rows `values_of` reads."""
+    return f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(map(repr, variables))})"
+
+
+def values_of(rows: Iterable[Sequence[object]]) -> dict[str, str]:
+    """The values in upper case, by their names. A server has only some of the variables."""
+    return {_text(name): _text(value).upper() for name, value in rows}
+
+
+def several_writers(values: Mapping[str, str]) -> str | None:
+    """Return why this server is one of several that take writes, and what to do; None if it writes alone."""
+    if values.get("wsrep_on", "OFF") == "ON":
+        return "the server is a node of Galera, where several nodes take writes; use a server that writes alone"
+    if values.get("group_replication_single_primary_mode", "ON") == "OFF":
+        return "group replication runs with several primaries; set group_replication_single_primary_mode = ON"
+    return None
+
+
+def _text(value: object) -> str:  # some drivers return bytes
+    return value.decode() if isinstance(value, bytes | bytearray) else str(value)

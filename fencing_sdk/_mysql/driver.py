@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from fencing_sdk._mysql.url import MysqlUrl
@@ -90,7 +90,7 @@ class MysqlDriverConnection(Protocol):
         ...
 
 
-async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: float) -> MysqlDriverConnection:
+async def connect(url: MysqlUrl, *, patience: float) -> MysqlDriverConnection:
     """
     Open a connection to the first host of *url*, and set it up.
 
@@ -99,28 +99,23 @@ async def connect(url: MysqlUrl, arguments: Mapping[str, object], *, patience: f
     Raises:
         Exception: the driver's error.
     """
-    given = {**url.arguments(), "charset": "utf8mb4", "connect_timeout": patience, **arguments, "autocommit": True}
-    connection = cast("Callable[..., MysqlDriverConnection]", asyncmy.Connection)(**given)
+    connection = cast("Callable[..., MysqlDriverConnection]", asyncmy.Connection)(
+        **url.arguments(), charset="utf8mb4", connect_timeout=patience, autocommit=True
+    )
     try:
         await connection.connect()
-        await _set_up(connection)
+        notes = _WITHOUT_NOTES_OF_MARIADB if "MariaDB" in connection.get_server_info() else _WITHOUT_NOTES
+        try:
+            await ask(connection, f"{_SETTINGS}, {notes}")
+        except ServerError as error:
+            if code_of(error) != _UNKNOWN_VARIABLE:
+                raise
+            await ask(connection, f"{_SETTINGS}, {_WITHOUT_NOTES}")
         await ask(connection, _ISOLATION)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-async def _set_up(connection: MysqlDriverConnection) -> None:
-    if "MariaDB" in connection.get_server_info():
-        try:
-            await ask(connection, f"{_SETTINGS}, {_WITHOUT_NOTES_OF_MARIADB}")
-        except ServerError as error:
-            if code_of(error) != _UNKNOWN_VARIABLE:
-                raise
-        else:
-            return
-    await ask(connection, f"{_SETTINGS}, {_WITHOUT_NOTES}")
 
 
 async def ask(connection: MysqlDriverConnection, text: str) -> list[Rows]:

@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencing_sdk._mysql import writers
+from fencing_sdk._mysql import ask_for, values_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.mysql import MysqlBackend
+from fencing_sdk.backends.mysql.bell import NOW
 from fencing_sdk.backends.mysql.errors import translated, translating
-from fencing_sdk.backends.mysql.rows import NOW, SECOND
+from fencing_sdk.backends.mysql.store import SECOND
 from fencing_sdk.diagnosis.checks import ERROR, WARNING, Check, StoreDiagnosis, host_down, judged
 
 _LIMIT = 8.0
@@ -86,10 +87,10 @@ class MysqlDiagnosis(StoreDiagnosis[MysqlBackend]):
         async with asyncio.timeout(_LIMIT):
             session = await self.backend._mysql.dialer.open_host(host)
             try:
-                (rows,) = await session.ask(writers.ask_for(*_VARIABLES))
+                (rows,) = await session.ask(ask_for(*_VARIABLES))
             finally:
                 session.drop()
-        values = writers.values_of(rows)
+        values = values_of(rows)
         return MysqlFacts(
             read_only=values.get("read_only", "OFF") != "OFF",
             flush=values.get("innodb_flush_log_at_trx_commit", "1"),

@@ -23,7 +23,7 @@ from fencing_sdk._mysql import driver
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.backends.mysql import rows as mysql_rows
+from fencing_sdk.backends.mysql import store
 from fencing_sdk.backends.postgresql import schema
 from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.redis.quorum import requests as quorum_requests
@@ -181,8 +181,8 @@ class MysqlOracle(EveryBench):
         self._left = 0
         self._clients = StillClock()  # a waiter is refused for a while without a question
         monkeypatch.setattr(BootClock, "now", staticmethod(self._clients.now))
-        server.ask(f"CREATE TABLE oracle_clock AS SELECT {mysql_rows.NOW} AS at")
-        monkeypatch.setattr(mysql_rows, "NOW", "(SELECT at FROM oracle_clock)")
+        server.ask(f"CREATE TABLE oracle_clock AS SELECT {store.NOW} AS at")
+        monkeypatch.setattr(store, "NOW", "(SELECT at FROM oracle_clock)")
         self._ask = driver.ask
         monkeypatch.setattr(driver, "ask", self._ask_or_fail)
 

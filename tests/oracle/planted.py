@@ -231,26 +231,26 @@ POSTGRESQL = (
 MYSQL = (
     Planted(
         "a lock without its row",
-        "mysql.steps:MysqlSteps.run",
+        "mysql.store:MysqlStore._step",
         "lock_free=True",
         "lock_free=False",
     ),
-    Planted("signs of life are ignored", "mysql.rows:_waiter", "(since if seen is None else seen)", "since"),
-    Planted("a silent waiter keeps its place", "mysql.rows:_waiter", "+ rules.LINE_TTL", "+ 100 * rules.LINE_TTL"),
-    Planted("the last in line is woken", "mysql.rows:Reading.texts", "ORDER BY number", "ORDER BY number DESC"),
+    Planted("signs of life are ignored", "mysql.store:_waiter", "(since if seen is None else seen)", "since"),
+    Planted("a silent waiter keeps its place", "mysql.store:_waiter", "+ rules.LINE_TTL", "+ 100 * rules.LINE_TTL"),
+    Planted("the last in line is woken", "mysql.store:Reading.texts", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
         "who leaves takes all waiters along",
-        "mysql.rows:NameRows.changes",
+        "mysql.store:NameRows.changes",
         "DELETE FROM fencing_waiter WHERE name = {name} AND owner = {hexadecimal(owner)}",
         "DELETE FROM fencing_waiter WHERE name = {name}",
     ),
-    Planted("a release wakes nobody", "mysql.rows:NameRows.changes", "yield message([address.box]", "([address.box]"),
+    Planted("a release wakes nobody", "mysql.store:NameRows.changes", "yield message([woken.box]", "([woken.box]"),
     Planted(
-        "a lock is listed until its first share ends", "mysql.rows:NameRows.changes", "max(ends", "min(ends", _PERMITS
+        "a lock is listed until its first share ends", "mysql.store:NameRows.changes", "max(ends", "min(ends", _PERMITS
     ),
     Planted(
         "a lost reason",
-        "mysql.rows:NameRows.changes",
+        "mysql.store:NameRows.changes",
         "REPLACE INTO fencing_revoked (name, owner, until, reason) VALUES ({values})",
         "DO 0",
     ),

@@ -60,7 +60,6 @@ class FencesSuite:
         assert not backend.keeps(SqlGuard("sqlite:///app.db"))
         assert not backend.keeps(SqlGuard(bench.server.url_as("another role")))
         assert not backend.keeps(SqlGuard(f"{bench.url}_other"))
-        assert not type(backend)(bench.url, driver={"host": "elsewhere"}).keeps(guard)
 
     async def test_every_fence_of_a_grant_has_its_token_and_its_holder(self, backend, guard):
         claim = Claim(SEAT, 60.0)

@@ -264,7 +264,6 @@ OPTIONS["postgresql"] = {
     "tokens": OPTIONS["memory"]["tokens"],
     "create": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
     "pooled": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
-    "retention": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], HUGE, 10**400, Loud()],
     "connect_timeout": [None, "", 0, -1, True, math.nan, math.inf, "soon", [], Loud()],
     **{option: [None, "", b"text", [], 5, Loud()] for option in LIBPQ_OPTIONS},
 }
@@ -272,7 +271,6 @@ OPTIONS["mysql"] = {
     "tokens": OPTIONS["memory"]["tokens"],
     "create": OPTIONS["postgresql"]["create"],
     "bell": OPTIONS["postgresql"]["create"],
-    "retention": OPTIONS["postgresql"]["retention"],
     "connect_timeout": OPTIONS["postgresql"]["connect_timeout"],
     "unix_socket": ["", 5, True, b"/run/s", [], "run/s", Loud()],
     "tls": OPTIONS["postgresql"]["create"],

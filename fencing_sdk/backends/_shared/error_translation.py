@@ -3,8 +3,8 @@ From the errors of a driver to the two errors of the contract, around every call
 
 `BackendRefusedError` is for errors that are permanent *and* certainly took no lock, because the engine then stops
 without a release. Every other error, known or not, is a `BackendUnavailableError`: the outcome of the call is unknown
-until the store answers another one. A store's table decides it by class and by code. The text of a driver's error may
-hold a URL or a statement, so it is never repeated.
+until the store answers another one. A store's table decides it by class and by code. The text of a driver's own error
+may hold a URL or a statement, so it is never repeated. An error that the server sent is shown where no hint helps more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ from typing import Self
 
 from fencing_sdk.errors import BackendError, FencingError
 
-__all__ = ["ErrorTranslation", "NoConnectionError", "Verdict", "no_connection_to", "reason_of", "verdict_by_class"]
+__all__ = [
+    "ErrorTranslation",
+    "NoConnectionError",
+    "Verdict",
+    "no_connection_to",
+    "one_line",
+    "reason_of",
+    "verdict_by_class",
+]
 
 _MOST = 5
 """Servers that one error names."""
+_LONGEST = 300
+"""Characters that one error repeats of what a server said."""
 
 Verdict = tuple[type[BackendError], str]
 """The class of the contract's error, and what its text says."""
@@ -32,6 +42,11 @@ def verdict_by_class(
 ) -> Verdict:
     """The first of *verdicts* whose class *error* has: put the most specific classes first."""
     return next((verdict for kind, verdict in verdicts if isinstance(error, kind)), default)
+
+
+def one_line(text: object = "") -> str:
+    """Return what a server said for the text of an error."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())[:_LONGEST]
 
 
 def no_connection_to(servers: Sequence[str]) -> str:

@@ -7,21 +7,18 @@ Locks in MySQL or MariaDB, beside the data that they protect.
 Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
 come, first served, woken by KILL QUERY. One connection for the requests, and one that sleeps while a request waits.
 
-    __init__.py   the backend, its options and its URL
-    store.py      the server as a store of rows: which transaction carries out which rule
-    rows.py       the rows of a name as texts: how they are read, and how a rule's changes are written
-    bell.py       the connection that sleeps until another client wakes it
-    session.py    one open connection, and what a transaction is
-    dial.py       opens a session with the server that takes writes, and creates the tables
-    sweep.py      deletes rows that no call asks for again
-    schema.sql    the tables
-    errors.py     translates errors of the server to those of the contract
+    __init__.py    the backend, its options and its URL
+    store.py       the server as a store of rows: how they are read, changed and deleted
+    bell.py        the connection that sleeps until another client wakes it
+    connection.py  opens a session with the server that takes writes, and what a transaction on it is
+    schema.sql     the tables
+    errors.py      translates errors of the server to those of the contract
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +30,8 @@ from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import RowBackend
-from fencing_sdk.backends.mysql.dial import SCHEMA, MysqlDialer
+from fencing_sdk.backends.mysql.connection import SCHEMA, MysqlDialer
+from fencing_sdk.backends.mysql.errors import translating
 from fencing_sdk.backends.mysql.store import MysqlStore
 
 __all__ = ["MysqlBackend", "from_url"]
@@ -54,8 +52,6 @@ class MysqlBackend(RowBackend):
         bell: Whether a client with waiters, or with a lock that it holds for longer than a moment, keeps a second
             connection on which others wake it. Without it waiters try once a second.
 
-        retention: Seconds after which the backend may delete the row of a free lock. Hybrid tokens keep growing.
-
         connect_timeout: Seconds that the opening of a connection may take.
 
         unix_socket: The path of the server's socket, instead of a host.
@@ -70,8 +66,6 @@ class MysqlBackend(RowBackend):
 
         ssl_context: A context for TLS, instead of the files.
 
-        driver: More arguments of ``asyncmy.connect``.
-
     Raises:
         ConfigurationError: an argument cannot work. No I/O happens before the first call.
     """
@@ -83,7 +77,6 @@ class MysqlBackend(RowBackend):
         tokens: str = "hybrid",
         create: bool = True,
         bell: bool = True,
-        retention: float = 7 * 86400.0,
         connect_timeout: float = 4.0,
         unix_socket: str | None = None,
         tls: bool = False,
@@ -91,22 +84,15 @@ class MysqlBackend(RowBackend):
         cert: str | None = None,
         key: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        driver: Mapping[str, object] | None = None,
     ) -> None:
         address = read_mysql_url(
             url, unix_socket=unix_socket, tls=tls, ca=ca, cert=cert, key=key, ssl_context=ssl_context
         )
         patience = read_seconds("connect_timeout", connect_timeout)
-        dialer = MysqlDialer(address, create=read_switch("create", create), patience=patience, arguments=driver or {})
-        self._mysql = MysqlStore(
-            dialer,
-            hybrid=read_hybrid(tokens),
-            bell=read_switch("bell", bell),
-            retention=read_seconds("retention", retention),
-        )
+        dialer = MysqlDialer(address, create=read_switch("create", create), patience=patience)
+        self._mysql = MysqlStore(dialer, hybrid=read_hybrid(tokens), bell=read_switch("bell", bell))
         super().__init__(self._mysql)
-        # An argument of the driver may lead to another database than the URL says.
-        self._database_identity = None if driver else address.identity()
+        self._database_identity = address.identity()
 
     def keeps(self, guard: Guard) -> bool:
         """See ``abc._powers.SupportsFence.keeps``."""
@@ -124,7 +110,8 @@ class MysqlBackend(RowBackend):
 
     async def create_schema(self) -> None:
         """See ``abc._powers.SupportsSchema.create_schema``."""
-        await self._mysql.create_schema()
+        with translating("create_schema"):
+            await (await self._mysql.dialer.dial(create=True)).aclose()
 
 
 def from_url(url: str, **options: object) -> MysqlBackend:
@@ -134,5 +121,5 @@ def from_url(url: str, **options: object) -> MysqlBackend:
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    chosen: dict[str, Any] = take_options(url, options, option_names(MysqlBackend, besides={"driver"}))
+    chosen: dict[str, Any] = take_options(url, options, option_names(MysqlBackend))
     return MysqlBackend(url.partition("?")[0], **chosen)

@@ -26,17 +26,19 @@ from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.row_backend import random_text
-from fencing_sdk.backends.mysql.rows import message
-from fencing_sdk.backends.mysql.session import MysqlSession
+from fencing_sdk.backends.mysql.connection import MysqlSession
 
 OnMessage = Callable[[str], object]
+
+NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+"""When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
 
 _SLEEP = 5
 """Seconds of one sleep. While it lasts, the tables cannot be altered."""
 _PATIENCE = 5.0
 """Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
-"""By KILL QUERY; by a limit of the server for statements, in MariaDB and in MySQL."""
+"""Errors of a statement that KILL QUERY ended, or a limit of the server: in MariaDB, in MySQL."""
 _OFF = (0, "0", "OFF")
 _SILENCE = 5.0
 """Seconds beyond its sleep after which a connection without an answer is given up: no packet comes through it."""
@@ -160,12 +162,18 @@ class BellBox:
 
     @property
     def name(self) -> str:
-        """By which others reach it."""
+        """The name of this client in the texts of its sleep, and in messages for it."""
         return self._bell.client
 
     def close(self) -> None:
         """Receive no more."""
         self._bell.stop_hearing(self._on_message)
+
+
+def message(clients: Collection[str], text: str) -> str:
+    """Leave a message for each of the *clients*: `ring` or their next look brings it."""
+    rows = ", ".join(f"({hexadecimal(client)}, {hexadecimal(text)}, {NOW})" for client in clients)
+    return f"INSERT INTO fencing_bell (client, message, sent) VALUES {rows}"  # noqa: S608
 
 
 async def ring(session: MysqlSession, clients: Collection[str]) -> None:

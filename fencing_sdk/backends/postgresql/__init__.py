@@ -65,6 +65,8 @@ __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 _EVERY = 600.0
 """Seconds between two sweeps of one client. The server runs at most one a minute for all clients together."""
 
+_RETENTION = 7 * 86400.0
+"""Seconds for which a lock must have been free before its row is deleted."""
 _CLOCK = BootClock()
 
 
@@ -79,14 +81,11 @@ class Sweep:
         connection: Where to ask.
 
         statement: The statement.
-
-        retention: Seconds for which a lock must have been free.
     """
 
-    def __init__(self, connection: PostgresqlConnection, statement: str, retention: float) -> None:
+    def __init__(self, connection: PostgresqlConnection, statement: str) -> None:
         self._connection = connection
         self._statement = statement
-        self._retention = retention
         self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         self._task = BackgroundTask()
 
@@ -98,7 +97,7 @@ class Sweep:
 
     async def _run(self) -> None:
         with contextlib.suppress(Exception):  # a later sweep deletes the same rows
-            await self._connection.ask(self._statement, (self._retention,))
+            await self._connection.ask(self._statement, (_RETENTION,))
 
     async def aclose(self) -> None:
         """Cancel a sweep that is under way."""
@@ -126,8 +125,6 @@ class PostgresqlBackend(Uncopied):
         pooled: Whether a proxy gives every transaction to another server process. The backend notices this
             by itself; with ``pooled=True`` it saves the first error in the server's log.
 
-        retention: Seconds after which the backend may delete the row of a free lock. Tokens keep growing.
-
         connect_timeout: Seconds that the opening of a connection may take.
 
         driver: More arguments of ``asyncpg.connect``, such as ``ssl`` or a callable ``password``.
@@ -144,7 +141,6 @@ class PostgresqlBackend(Uncopied):
         tokens: str = "hybrid",
         create: bool = True,
         pooled: bool = False,
-        retention: float = 7 * 86400.0,
         connect_timeout: float = 4.0,
         driver: Mapping[str, object] | None = None,
     ) -> None:
@@ -165,7 +161,7 @@ class PostgresqlBackend(Uncopied):
         self._readers = WaitingReaders(self._connection, self._requests, self._waiters)
         self._operators = OperatorCalls(self._connection, self._requests)
         self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
-        self._sweep = Sweep(self._connection, self._requests.sweep, read_seconds("retention", retention))
+        self._sweep = Sweep(self._connection, self._requests.sweep)
         # An argument of the driver may lead to another database than the URL says.
         self._database_identity = None if driver else parts.identity()
 

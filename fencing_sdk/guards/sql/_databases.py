@@ -174,7 +174,7 @@ class MysqlDatabase:
 
     async def _dial(self, url: MysqlUrl) -> MysqlDriverConnection:
         """In a task of its own: asyncmy may swallow a cancellation, and waits for an answer without a limit."""
-        task = asyncio.ensure_future(self._driver.connect(url, {}, patience=_CONNECT_PATIENCE))
+        task = asyncio.ensure_future(self._driver.connect(url, patience=_CONNECT_PATIENCE))
         try:
             await asyncio.wait([task], timeout=_CONNECT_PATIENCE)
             if task.done():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencing_sdk._mysql import writers
+from fencing_sdk._mysql import VARIABLES, ask_for, several_writers, values_of
 from fencing_sdk._values.token import Token, conflicting
 from fencing_sdk.errors import UnsupportedError, UsageError, shown
 from fencing_sdk.guards._verdict import refusal
@@ -174,8 +174,8 @@ class MysqlFences(FenceTable):
         return database
 
     def _refuse_several_writers(self) -> Steps[None]:
-        values = writers.values_of((yield writers.ask_for(*writers.VARIABLES), ()))
-        if (why := writers.several_writers(values)) is not None:
+        values = values_of((yield ask_for(*VARIABLES), ()))
+        if (why := several_writers(values)) is not None:
             msg = f"SqlGuard raises no fence that other nodes may miss: {why}"
             raise UnsupportedError(msg)
         self._writes_alone = True

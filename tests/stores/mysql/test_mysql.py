@@ -12,7 +12,7 @@ from own_server import OwnServer
 
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
-from fencing_sdk.backends.mysql.sweep import Sweeper
+from fencing_sdk.backends.mysql.store import Sweeper
 from fencing_sdk.testing import BackendSuite
 
 pytest_plugins = ["mysql_fixtures"]

@@ -20,7 +20,7 @@ from fencing_sdk.abc import Claim
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
-from fencing_sdk.backends.mysql.session import MysqlSession
+from fencing_sdk.backends.mysql.connection import MysqlSession
 from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]

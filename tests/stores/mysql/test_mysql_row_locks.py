@@ -23,7 +23,7 @@ from stays import PATIENCE
 from fencing_sdk import BackendUnavailableError
 from fencing_sdk._mysql import driver
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
-from fencing_sdk.backends.mysql import MysqlBackend, dial, from_url, rows
+from fencing_sdk.backends.mysql import MysqlBackend, connection, from_url, store
 from tests.oracle.planted import Planted
 
 pytest_plugins = ["mysql_fixtures"]
@@ -43,7 +43,7 @@ class Stage:
     rival: MysqlBackend
 
     async def now(self) -> int:
-        return int(await self.server.value(f"SELECT {rows.NOW}"))
+        return int(await self.server.value(f"SELECT {store.NOW}"))
 
     async def grants(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(await self.server.value("SELECT grants FROM fencing_lock"))
@@ -117,7 +117,7 @@ async def a_lease_lasts_for_its_ttl_from_then_on(stage: Stage) -> None:
         await operator.execute("ROLLBACK")
         assert isinstance(await waiting, Grant)
     (granted,) = await stage.grants()
-    assert granted["expires"] >= freed + 60 * rows.SECOND
+    assert granted["expires"] >= freed + 60 * store.SECOND
 
 
 async def two_clients_that_lock_one_row_do_not_deadlock(stage: Stage) -> None:
@@ -126,7 +126,7 @@ async def two_clients_that_lock_one_row_do_not_deadlock(stage: Stage) -> None:
     await stage.rival.acquire(before)
     await stage.rival.release(before)
     deadlocks = await stage.deadlocks()
-    async with in_transaction(stage.server, rows.lock("a")) as operator:
+    async with in_transaction(stage.server, store.lock("a")) as operator:
         waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
         await stage.server.has_a_waiter()
         with contextlib.suppress(driver.ServerError):  # it may be the one that is rolled back
@@ -170,7 +170,7 @@ async def who_waits_for_a_row_holds_up_no_call_about_another(stage: Stage) -> No
 
 
 async def a_name_that_another_is_about_to_create_holds_up_no_call(stage: Stage) -> None:
-    async with in_transaction(stage.server, rows.lock("a")):
+    async with in_transaction(stage.server, store.lock("a")):
         waiting = asyncio.ensure_future(stage.backend.acquire(Claim("a", 60.0)))
         await stage.server.has_a_waiter()
         other = asyncio.ensure_future(stage.backend.acquire(Claim("b", 60.0)))
@@ -233,18 +233,18 @@ async def a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy(stage: St
 
 NOW_BEFORE_THE_LOCK = Planted(
     "the time is read before the row is locked",
-    "mysql.session:MysqlSession.__init__",
+    "mysql.connection:MysqlSession.__init__",
     '["START TRANSACTION"], list[str]()',
     '["SET timestamp = UNIX_TIMESTAMP(SYSDATE(6))", "START TRANSACTION"], ["SET timestamp = DEFAULT"]',
 )
 IGNORING = Planted(
     "the row is locked by INSERT IGNORE",
-    "mysql.rows:lock",
+    "mysql.store:lock",
     "INSERT INTO fencing_lock {_COLUMNS} VALUES {row} ON DUPLICATE KEY UPDATE token = token",
     "INSERT IGNORE INTO fencing_lock {_COLUMNS} VALUES {row}",
 )
 FORGETTING = Planted(
-    "a row that was waited for loses its grants", "mysql.rows:lock", "UPDATE token = token", "UPDATE grants = '[]'"
+    "a row that was waited for loses its grants", "mysql.store:lock", "UPDATE token = token", "UPDATE grants = '[]'"
 )
 NAMES_AS_TEXTS = Planted(
     "the names are texts",
@@ -255,14 +255,14 @@ NAMES_AS_TEXTS = Planted(
 AMONG_ALL = Planted(
     "a call waits for its row on the connection of all calls",
     "mysql.store:MysqlStore.run",
-    "return await self._steps.run(session, operation, (name, rule))\n",
-    "return await self._steps.run(session, operation, (name, rule), waits=True)\n",
+    "return await self._step(operation, (name, rule), session)\n",
+    "return await self._step(operation, (name, rule), session, waits=True)\n",
 )
-TO_CREATE = Planted("whoever creates a row waits for another", "mysql.rows:create", " FOR UPDATE NOWAIT", "")
+TO_CREATE = Planted("whoever creates a row waits for another", "mysql.store:_created", " FOR UPDATE NOWAIT", "")
 EACH_FOR_ITSELF = Planted(
     "each call waits for its row in vain for itself",
-    "mysql.steps:MysqlSteps.wait",
-    "self._give_up(name, began)",
+    "mysql.store:MysqlStore._wait",
+    "self._given_up[name] = began",
     "pass",
 )
 SKIPPED = Planted(
@@ -302,7 +302,7 @@ async def test_a_row_that_two_clients_want(story: Story, stage: OpenStage):
 async def test_a_change_of_its_rule_is_caught(story: Story, stage: OpenStage, monkeypatch: pytest.MonkeyPatch):
     planted = STORIES[story]
     if planted.place.endswith(".sql"):
-        monkeypatch.setattr(dial, "SCHEMA", planted.in_text()(dial.SCHEMA))
+        monkeypatch.setattr(connection, "SCHEMA", planted.in_text()(connection.SCHEMA))
     else:
         planted.plant(monkeypatch)
     opened = await stage()

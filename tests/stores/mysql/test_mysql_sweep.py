@@ -12,13 +12,13 @@ from stays import eventually
 
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
-from fencing_sdk.backends.mysql.sweep import Sweeper
+from fencing_sdk.backends.mysql.store import Sweeper
 
 pytest_plugins = ["mysql_fixtures"]
 
-DAY = 86_400
+WEEK = 8 * 86_400
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-OLD = f"{NOW} - {DAY} * 1000000"
+OLD = f"{NOW} - {WEEK} * 1000000"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def test_what_killed_clients_left_goes_and_what_lives_stays(mysql_server, 
 
 @pytest.mark.parametrize(("tokens", "left"), [("hybrid", ["first"]), ("counter", ["first", "old"])])
 async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left, mysql_server):
-    async with aclosing(from_url(mysql_server.url, tokens=tokens, retention=3600.0)) as backend:
+    async with aclosing(from_url(mysql_server.url, tokens=tokens)) as backend:
         first = await used(backend, "old")
         await mysql_server.execute(f"INSERT INTO fencing_revoked VALUES ('gone', 'x', {OLD}, '')")
         await grown_old(mysql_server)
@@ -93,7 +93,7 @@ async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left
 
 
 async def test_a_walk_begins_at_a_name_in_use_and_passes_over_none(mysql_server):
-    async with aclosing(from_url(mysql_server.url, retention=3600.0)) as backend:
+    async with aclosing(from_url(mysql_server.url)) as backend:
         for name in ("old a", "old z"):
             await used(backend, name)
         await grown_old(mysql_server)
@@ -128,7 +128,7 @@ async def test_a_client_with_hybrid_tokens_keeps_the_counters_of_another(mysql_s
 
 async def test_many_locks_are_looked_at_page_by_page(mysql_server, backend, monkeypatch):
     """Renewals wait for each of them."""
-    monkeypatch.setattr("fencing_sdk.backends.mysql.sweep._AT_ONCE", 2)
+    monkeypatch.setattr("fencing_sdk.backends.mysql.store._AT_ONCE", 2)
     every = ["old 1", "old 2", "old 3", "p", "q"]
     for name in every:
         await used(backend, name)
@@ -146,7 +146,7 @@ async def test_many_locks_are_looked_at_page_by_page(mysql_server, backend, monk
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
 async def test_a_listing_passes_over_many_free_locks_page_by_page(limit, mysql_server, backend, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.mysql.rows.PAGE", 2)
+    monkeypatch.setattr("fencing_sdk.backends.mysql.store.PAGE", 2)
     held = ["p1", "p4", "p5", "p9"]
     for name in ["o", *(f"p{number}" for number in range(10)), "q"]:
         await (backend.acquire(Claim(name, 60.0)) if name in {"o", *held, "q"} else used(backend, name))

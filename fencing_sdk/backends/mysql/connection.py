@@ -1,0 +1,383 @@
+"""
+The connections: how a session with the server that takes writes is opened, and what a transaction on it is.
+
+The hosts of a URL are asked at the same time, and the first in the URL that takes writes is used, not the quickest: a
+replica that lacks ``read_only`` takes writes, too, and clients that choose different servers exclude nothing.
+
+A transaction has two texts of several statements, so two round trips. Between them, and in the middle of the second,
+the server ends the connection after `PAUSE` seconds of silence: otherwise a client that froze there would keep its rows
+locked for eight hours. A service between that refuses several statements in one text gets them one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from fencing_sdk._http.tls import distrust
+from fencing_sdk._mysql import VARIABLES, ask_for, driver, several_writers, values_of
+from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
+from fencing_sdk._mysql.url import MysqlUrl
+from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
+from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError, keep_in_children
+from fencing_sdk.backends.mysql.errors import BACKEND, has_ended, translated
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+
+T = TypeVar("T")
+
+PAUSE = 3
+"""Seconds of silence within a transaction after which the server rolls it back."""
+_IDLE = 28800
+"""Seconds of silence outside of a transaction, as the servers have it by default."""
+_CLOSE_PATIENCE = 0.5
+_CREATE_PATIENCE = 30.0
+_HEAD_START = 0.5
+"""Seconds for which a host that has answered waits for those that stand before it in the URL."""
+
+SCHEMA = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
+_TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
+_SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
+_SHOW_VARIABLES = ask_for("read_only", "innodb_flush_log_at_trx_commit", *VARIABLES)
+_SYNTAX = 1064
+"""The error of a server or a proxy that takes one statement in a text."""
+_NO_HOST = 2003
+_DENIED = {1044, 1142}
+
+
+class MysqlSession:
+    """
+    One open connection, which runs one request at a time.
+
+    Args:
+        connection: An open connection of the driver.
+
+        together: Whether it takes several statements in one text.
+
+        direct: Whether the number of the connection is the server's own. A proxy numbers connections by itself, so a
+            KILL through it may reach another one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_begin",
+        "_connection",
+        "_ended",
+        "_idle",
+        "_reading",
+        "_together",
+        "abandoned",
+        "committing",
+        "direct",
+    )
+
+    def __init__(self, connection: MysqlDriverConnection, *, together: bool, direct: bool) -> None:
+        self._connection = connection
+        self._together = together
+        self.direct = direct
+        self.committing = False
+        """True while a text is under way that may have committed."""
+        self.abandoned = False
+        """True if a caller gave up, and not the server."""
+        self._ended = False
+        self._reading: asyncio.Future[list[Rows]] | None = None
+        self._begin, self._idle = ["START TRANSACTION"], list[str]()
+        if not self.is_mariadb:  # MySQL has no limit of its own for a transaction that is silent
+            self._begin.insert(0, f"SET wait_timeout = {PAUSE}")
+            self._idle.append(f"SET wait_timeout = {_IDLE}")
+        keep_in_children(self)
+
+    @property
+    def closed(self) -> bool:
+        """True if the connection has ended, as far as the driver knows."""
+        return self._ended or not self._connection.connected
+
+    @property
+    def number(self) -> int:
+        """The server's number of the connection, for KILL."""
+        return self._connection.thread_id()
+
+    @property
+    def is_mariadb(self) -> bool:
+        """True for MariaDB, False for MySQL."""
+        return "MariaDB" in self._connection.get_server_info()
+
+    async def ask(self, *statements: str) -> list[Rows]:
+        """
+        Run *statements*, and return the rows of each.
+
+        A task reads, which `drop` can cancel. To close the connection alone would first send what is left of a long
+        text, and say good-bye with TLS: a silent server would leave the reader waiting.
+
+        Raises:
+            Exception: the driver's error. A statement after the one that failed did not run.
+        """
+        self._reading = reading = asyncio.ensure_future(self._read(statements))
+        try:
+            await asyncio.wait((reading,))
+        finally:
+            self._reading = None
+            reading.cancel()
+        error: BaseException | None
+        if reading.cancelled():
+            error = ConnectionAbandonedError("the connection was closed while a statement ran")
+        elif (error := reading.exception()) is None:
+            return reading.result()
+        if not isinstance(error, driver.ServerError) or has_ended(code_of(error)):
+            self._end()
+        raise error
+
+    async def _read(self, statements: Sequence[str]) -> list[Rows]:
+        if self._together:
+            return await driver.ask(self._connection, "; ".join(statements))
+        return [(await driver.ask(self._connection, statement))[0] for statement in statements]
+
+    async def transact(
+        self, first: Sequence[str], work: Callable[[Sequence[Rows]], Awaitable[tuple[Sequence[str], T]]]
+    ) -> T:
+        """
+        Run a transaction: its *first* statements, then *work*, which takes their rows and returns the last ones.
+
+        Without last statements the transaction is rolled back: it has changed nothing.
+
+        Raises:
+            Exception: the error of the driver or of *work*. Nothing is changed, unless the session is `committing`.
+        """
+        try:
+            answers = await self.ask(*self._begin, *first)
+            last, result = await work(answers[len(self._begin) :])
+            if not last:
+                await self.ask("ROLLBACK", *self._idle)
+                return result
+            self.committing = True
+            await self.ask(*last, *self._idle, "COMMIT")  # an error is one from before the commit
+        except Exception as error:
+            if isinstance(error, driver.ServerError) and has_ended(code_of(error)):
+                self._end()  # a guard's statement left the connection so
+            if not self.closed:  # the server has refused, so nothing is committed
+                self.committing = False
+                try:
+                    await self.ask("ROLLBACK", *self._idle)
+                except Exception:  # noqa: BLE001  (the server rolls back when the connection ends)
+                    self._end()
+            raise
+        except BaseException:
+            self._end()
+            raise
+        self.committing = False
+        return result
+
+    def for_guards(self) -> MysqlDriverConnection:
+        """The driver's connection, on which a guard raises its fence within `transact`."""
+        return self._connection
+
+    def drop(self) -> None:
+        """Close the connection at once, even while a statement runs."""
+        self.abandoned = True
+        self._end()
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def aclose(self) -> None:
+        """Close the connection with a message to the server, within half a second."""
+        with suppress(Exception):  # the connection must end, whichever error the driver raised
+            async with asyncio.timeout(_CLOSE_PATIENCE):
+                await self._connection.ensure_closed()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._connection.close()
+
+
+class MysqlDialer:
+    """
+    Opens sessions with the server that takes writes.
+
+    Args:
+        url: The database, at each of its hosts.
+
+        create: Whether missing tables are created.
+
+        patience: Seconds that the opening of a connection may take.
+    """
+
+    def __init__(self, url: MysqlUrl, *, create: bool, patience: float) -> None:
+        self.hosts = url.each_host()
+        self._create = create
+        self._patience = patience
+
+    async def dial(self, *, create: bool = False) -> MysqlSession:
+        """
+        Connect, and create the tables if they are missing and may be created, or if *create* demands it.
+
+        Raises:
+            BackendError: no host takes writes, or the server cannot be used.
+        """
+
+        def drop_unless_chosen(attempt: asyncio.Future[MysqlSession]) -> None:
+            if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not session:
+                attempt.result().drop()
+
+        attempts = [asyncio.ensure_future(self._open_writable(host)) for host in self.hosts]
+        session: MysqlSession | None = None
+        try:
+            session = await self._first_in_order(attempts)
+            await self._check_tables(session, create=create or self._create)
+        except BaseException:
+            if session is not None:
+                session.drop()
+            raise
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+                attempt.add_done_callback(drop_unless_chosen)
+        return session
+
+    async def _open_writable(self, host: MysqlUrl) -> MysqlSession:
+        session = await self.open_host(host)
+        try:
+            async with asyncio.timeout(self._patience):
+                (found,) = await session.ask(_SHOW_VARIABLES)
+            _check_writable(values_of(found))
+        except BaseException as error:
+            session.drop()
+            if isinstance(error, TimeoutError):
+                raise NoConnectionError.at(host.place, "it does not answer") from error
+            raise
+        return session
+
+    async def _first_in_order(self, attempts: Sequence[asyncio.Future[MysqlSession]]) -> MysqlSession:
+        """Choose the first host that takes writes. One that is silent is passed over once a later one has answered."""
+        while True:
+            failures: list[tuple[MysqlUrl, Exception]] = []
+            for host, attempt in zip(self.hosts, attempts, strict=True):
+                if not attempt.done():
+                    break
+                error = attempt.exception()
+                if error is None:
+                    return attempt.result()
+                if not isinstance(error, Exception):
+                    raise error
+                failures.append((host, error))
+                if isinstance(translated("connect", error), BackendRefusedError):
+                    raise _error_of(failures)  # the others would refuse, too, or this one has to be mended first
+            else:
+                raise _error_of(failures)
+            opened = [each for each in attempts if each.done() and each.exception() is None]
+            pending = [each for each in attempts if not each.done()]
+            limit = _HEAD_START if opened else None
+            done, _ = await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return opened[0].result()
+
+    async def open_host(self, host: MysqlUrl) -> MysqlSession:
+        """
+        Connect to one host, whether it takes writes or not.
+
+        Raises:
+            NoConnectionError: nothing answers at that address, or it is not MySQL.
+            Exception: the driver's error.
+        """
+        connection: MysqlDriverConnection | None = None
+        try:
+            async with asyncio.timeout(self._patience):
+                connection = await driver.connect(host, patience=self._patience)
+                try:
+                    together, (_, ((number,),)) = True, await driver.ask(connection, "DO 0; SELECT CONNECTION_ID()")
+                except driver.ServerError as error:
+                    if code_of(error) != _SYNTAX:
+                        raise
+                    together, (((number,),),) = False, await driver.ask(connection, "SELECT CONNECTION_ID()")
+                session = MysqlSession(connection, together=together, direct=number == connection.thread_id())
+                if session.is_mariadb:
+                    await session.ask(f"SET idle_transaction_timeout = {PAUSE}")
+                return session
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            known = self._known(host, error)
+            if known is None:
+                raise
+            raise known from error
+
+    def _known(self, host: MysqlUrl, error: BaseException) -> Exception | None:
+        """Return why the connection to *host* cannot be opened; None for what the server itself has said."""
+        code = code_of(error)
+        cause = error.__cause__ if code == _NO_HOST else error
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._patience:g} s: it hangs, or it is not MySQL"
+        elif isinstance(cause, ssl.SSLCertVerificationError):
+            return BackendRefusedError(BACKEND, "connect", distrust(cause, "ca"))
+        elif code == _NO_HOST:
+            reason = reason_of(cause)
+        elif isinstance(error, RuntimeError | ImportError) and "cryptography" in str(error):
+            detail = "this login without TLS needs the package cryptography; install it, or write ?tls=true"
+            return BackendRefusedError(BACKEND, "connect", detail)
+        elif isinstance(error, driver.ServerError) and has_ended(code):
+            reason = f"{'it closed the connection' if code else 'its answer cannot be read'}; is it MySQL?"
+        else:
+            return None
+        return NoConnectionError.at(host.place, reason)
+
+    async def _check_tables(self, session: MysqlSession, *, create: bool) -> None:
+        async with asyncio.timeout(self._patience):
+            (found,) = await session.ask(_SHOW_TABLES)
+        missing = _TABLES - {name for (name,) in found}
+        if not missing:
+            return
+        way_out = (
+            "run 'fencing init --url ...' or what schema_sql() returns as a user that may create tables; this user "
+            "then needs SELECT, INSERT, UPDATE and DELETE on them"
+        )
+        if not create:
+            detail = f"the database lacks {', '.join(sorted(missing))}; {way_out}"
+            raise BackendRefusedError(BACKEND, "connect", detail)
+        try:
+            async with asyncio.timeout(_CREATE_PATIENCE):
+                for statement in statements_of(SCHEMA):
+                    if missing.intersection(statement.split()):  # of the others the driver would log a warning
+                        await session.ask(statement)
+        except driver.ServerError as error:
+            if code_of(error) not in _DENIED:
+                raise
+            detail = f"the user may not create tables; {way_out}"
+            raise BackendRefusedError(BACKEND, "connect", detail) from error
+
+
+def statements_of(script: str) -> list[str]:
+    """The statements of a script in which each ends with a semicolon at the end of a line; without comments."""
+    lines = (line.partition("--")[0].rstrip() for line in script.splitlines())
+    return [text.strip() for text in "\n".join(lines).split(";\n") if text.strip(";\n ")]
+
+
+def _check_writable(values: Mapping[str, str]) -> None:
+    """Refuse a server that takes no writes, loses them in a crash, or is not the only one that takes them."""
+    if values.get("read_only", "OFF") != "OFF":
+        detail = "the server is a replica, or read_only is on for another reason"
+        raise BackendUnavailableError(BACKEND, "connect", detail)
+    refusal = several_writers(values)
+    if values.get("innodb_flush_log_at_trx_commit") == "0":
+        refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"
+    if refusal is not None:
+        raise BackendRefusedError(BACKEND, "connect", refusal)
+
+
+def _error_of(failures: Sequence[tuple[MysqlUrl, Exception]]) -> Exception:
+    """Make one error of those of the hosts. Where one has refused, it was the last that was asked."""
+    last = failures[-1][1]
+    if len(failures) == 1:
+        return last
+    unreached = [error for _, error in failures if isinstance(error, NoConnectionError)]
+    if len(unreached) == len(failures):
+        away = NoConnectionError.of_all(unreached)
+        away.__cause__ = last
+        return away
+    answers = [(host.place, translated("connect", error)) for host, error in failures]
+    details = [answer.detail if place in answer.detail else f"{place}: {answer.detail}" for place, answer in answers]
+    error = type(answers[-1][1])(BACKEND, "connect", "; ".join(details))
+    error.__cause__ = last
+    return error
