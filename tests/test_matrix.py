@@ -11,7 +11,7 @@ import pytest
 import fencing_sdk
 from fencing_sdk.abc import SupportsListing, SupportsLossNotice, SupportsRevoking
 from fencing_sdk.backends import BUILTIN
-from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
+from fencing_sdk.backends.postgresql import DRIVER_OPTIONS as LIBPQ_OPTIONS
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS as REDIS_OPTIONS
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing.promises.under_test import BackendUnderTest

@@ -7,7 +7,7 @@ from on_stores import OnMysql, OnPostgresql, OnSqlite
 from revocation_notices_suite import RevocationNoticesSuite
 
 from fencing_sdk.backends._shared.losses import name_digest
-from fencing_sdk.backends.postgresql.operating import revocation_channel
+from fencing_sdk.backends.postgresql.waiters import revocation_channel
 from fencing_sdk.backends.sqlite.waiter_signs import send_datagram
 
 pytest_plugins = ["mysql_fixtures", "postgresql_fixtures"]

@@ -25,7 +25,7 @@ from fencing_sdk import ConfigurationError, LockClient, connect, sync
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS as LIBPQ_OPTIONS
+from fencing_sdk.backends.postgresql import DRIVER_OPTIONS as LIBPQ_OPTIONS
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import aiohttp, asgi, fastapi, wsgi

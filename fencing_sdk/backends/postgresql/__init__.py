@@ -7,103 +7,90 @@ Locks in PostgreSQL, beside the data that they protect.
 Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
 come, first served, woken by NOTIFY. One connection for the requests, and one that listens while a request waits.
 
-    __init__.py    the backend, as the client calls it; deletes rows that are no longer needed
-    requests.py    the requests to the server, how its answers are read, and a grant with fences in one transaction
-    waiters.py     the waiters of one client, the connection that wakes them, and readers that try in one statement
-    operating.py   what operators ask: the listing, and what is taken away; its holders hear of it
+    __init__.py    the backend, its options and its URL; deletes rows that are no longer needed
+    requests.py    the requests to the server, and how its answers are read
+    waiters.py     the messages that wake waiters and tell of revocations; readers that try in one statement
+    dial.py        opens a session with the server that takes writes; the connection for the requests
+    driver.py      the part of asyncpg that is used, with types, and one open connection
     schema.sql     the tables, and the functions that decide
     schema.py      creates them
-    options.py     reads the URL and the options
     errors.py      translates errors of the driver to those of the contract
-    connection/    opens connections, keeps them, and closes them:
-        request_queue.py  the connection for the requests, and the next one when it breaks
-        session.py        one open connection
-        dial.py           opens a session with the server that takes writes
-        driver.py         the part of asyncpg that is used, with types
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
 
 from fencing_sdk._values.claim import READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names, read_hybrid, read_seconds, read_switch
-from fencing_sdk._values.url import LIBPQ_OPTIONS
+from fencing_sdk._values.url import LIBPQ_OPTIONS, read_postgresql_url
 from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.fences import FenceRaising
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
-from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
-from fencing_sdk.backends.postgresql.connection.driver import DriverRow
-from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
-from fencing_sdk.backends.postgresql.errors import translating
-from fencing_sdk.backends.postgresql.operating import OperatorCalls, PostgresqlLossWatcher
-from fencing_sdk.backends.postgresql.options import DRIVER_OPTIONS, PostgresqlOptions, read_url, with_options
+from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
+from fencing_sdk.backends.postgresql.driver import DriverConnection, DriverRow, code_of
+from fencing_sdk.backends.postgresql.errors import BACKEND, translating
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
-    FencedAcquire,
     PostgresqlRequests,
+    read_flag,
+    read_holders,
+    read_line,
+    read_listing,
     read_outcome,
     read_release,
     read_renewals,
     read_transfer,
-    storable_names,
+    storable,
 )
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, check_schema, schema_sql
-from fencing_sdk.backends.postgresql.waiters import PostgresqlWaiters, WaitingReaders
+from fencing_sdk.backends.postgresql.waiters import PostgresqlLossWatcher, PostgresqlWaiters, WaitingReaders
+from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
+DRIVER_OPTIONS = (
+    "host",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "passfile",
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslpassword",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "target_session_attrs",
+    "application_name",
+    "options",
+)
+"""
+The options of a URL's query, or of `connect`, that belong to libpq and not to the backend.
+
+Any other option is an error: asyncpg would take it for a setting of the server, and a typing error must not turn TLS
+off.
+"""
 _EVERY = 600.0
 """Seconds between two sweeps of one client. The server runs at most one a minute for all clients together."""
 
 _RETENTION = 7 * 86400.0
 """Seconds for which a lock must have been free before its row is deleted."""
 _CLOCK = BootClock()
-
-
-class Sweep:
-    """
-    Asks the server to delete the rows, some time after a grant.
-
-    They are those of locks that have been free for long. It happens rarely, in the background, and without blocking a
-    call.
-
-    Args:
-        connection: Where to ask.
-
-        statement: The statement.
-    """
-
-    def __init__(self, connection: PostgresqlConnection, statement: str) -> None:
-        self._connection = connection
-        self._statement = statement
-        self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
-        self._task = BackgroundTask()
-
-    def start_if_due(self) -> None:
-        """Start a sweep if one is due."""
-        if _CLOCK.now() >= self._due:
-            self._due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
-            self._task.start(self._run)
-
-    async def _run(self) -> None:
-        with contextlib.suppress(Exception):  # a later sweep deletes the same rows
-            await self._connection.ask(self._statement, (_RETENTION,))
-
-    async def aclose(self) -> None:
-        """Cancel a sweep that is under way."""
-        await self._task.aclose()
-
-
+_RAISING = FenceRaising(BACKEND, code_of, {"3F000", "42501", "42703", "42804", "42P01"})
 _BATCH = 1000
 """Leases that one statement renews."""
 
@@ -144,31 +131,35 @@ class PostgresqlBackend(Uncopied):
         connect_timeout: float = 4.0,
         driver: Mapping[str, object] | None = None,
     ) -> None:
-        self._options = checked = PostgresqlOptions(
-            schema=check_schema(schema),
-            hybrid=read_hybrid(tokens),
+        given: object = url
+        if not isinstance(given, str):
+            msg = f"url must be a str, such as 'postgresql://localhost/app', not {type(url).__name__}"
+            raise ConfigurationError(msg)
+        parts = read_postgresql_url(url, known=DRIVER_OPTIONS)
+        self._requests = PostgresqlRequests(check_schema(schema), hybrid=read_hybrid(tokens))
+        self._dialer = PostgresqlDialer(
+            parts.each_host(),
+            schema=schema,
             create=read_switch("create", create),
             pooled=read_switch("pooled", pooled),
-            connect_timeout=read_seconds("connect_timeout", connect_timeout),
+            patience=read_seconds("connect_timeout", connect_timeout),
+            arguments=driver or {},
         )
-        parts = read_url(url)
-        self._dialer = PostgresqlDialer(parts.each_host(), checked, driver or {})
-        self._requests = PostgresqlRequests(checked.schema, hybrid=checked.hybrid)
         self._connection = PostgresqlConnection(self._dialer)
         self._fenced_connection = PostgresqlConnection(self._dialer)
         self._places = KeptPlaces()
         self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
         self._readers = WaitingReaders(self._connection, self._requests, self._waiters)
-        self._operators = OperatorCalls(self._connection, self._requests)
-        self._losses = PostgresqlLossWatcher(self._connection, self._operators, checked.schema)
-        self._sweep = Sweep(self._connection, self._requests.sweep)
+        self._losses = PostgresqlLossWatcher(self._connection, self._requests, schema)
+        self._sweep = BackgroundTask()
+        self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
         # An argument of the driver may lead to another database than the URL says.
         self._database_identity = None if driver else parts.identity()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
         with translating("open"):
-            await self._connection.open()
+            await self._connection.ask("SELECT 1", ())
 
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
@@ -180,14 +171,29 @@ class PostgresqlBackend(Uncopied):
         return known is not None and isinstance(guard, TransactionalGuard) and guard.database == known
 
     async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Busy:
-        """See ``abc._powers.SupportsFence.acquire_fenced``. Another connection waits for locked fences."""
-        fenced = FencedAcquire(claim, fences)
-        return await self._acquire(claim, lambda *asked: self._fenced_connection.run(fenced.request(*asked)))
+        """
+        See ``abc._powers.SupportsFence.acquire_fenced``.
+
+        One transaction acquires and raises, so the server does both or neither. It runs on another connection than the
+        renewals: a transaction that writes under a fence locks it until it ends, and only acquisitions with fences may
+        have to wait for that.
+        """
+
+        async def ask(statement: str, arguments: Arguments) -> DriverRow | None:
+            async def acquire_and_raise(connection: DriverConnection) -> DriverRow | None:
+                row = await connection.fetchrow(statement, *arguments)
+                if row is not None and row[0] is not None:
+                    await _RAISING.raise_all(connection, claim, fences, row[0])
+                return row
+
+            return await self._fenced_connection.run(lambda session: session.transact(acquire_and_raise))
+
+        return await self._acquire(claim, ask)
 
     async def _acquire(
         self, claim: Claim, ask: Callable[[str, Arguments], Awaitable[DriverRow | None]]
     ) -> Grant | Busy:
-        waiter = self._waiters.find(claim)
+        waiter = self._waiters.table.find(claim)
         channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
         asked = self._requests.acquisition(claim, channel, ticket)
         with translating("acquire"):
@@ -196,13 +202,19 @@ class PostgresqlBackend(Uncopied):
                 outcome = await self._readers.acquire(claim)
             if outcome is None:
                 outcome = read_outcome(await ask(*asked), None if waiter is None else self._waiters.poll)
-        self._sweep.start_if_due()
+        if _CLOCK.now() >= self._sweep_due:
+            self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
+            self._sweep.start(self._delete_old_rows)
         granted = isinstance(outcome, Grant)
         if waiter is not None:
             waiter.served = granted
         if granted:
             self._losses.granted(claim)
         return outcome
+
+    async def _delete_old_rows(self) -> None:
+        with suppress(Exception):  # a later sweep deletes the same rows
+            await self._connection.ask(self._requests.sweep, (_RETENTION,))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """
@@ -212,7 +224,7 @@ class PostgresqlBackend(Uncopied):
         other batches keep their outcomes. If all fail, so does the call.
         """
         outcomes: list[Renewal | Revoked] = [Renewal.REFUSED] * len(claims)
-        asked = storable_names(claims)
+        asked = [index for index, claim in enumerate(claims) if storable(claim.name)]
         batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
         failures: list[Exception] = []
         for batch in batches:
@@ -238,7 +250,7 @@ class PostgresqlBackend(Uncopied):
             again = await self._ask_to_renew([claims[index] for index in locked], patience_ms=ROW_PATIENCE_MS)
             for index, renewal in zip(locked, again, strict=True):
                 outcomes[index] = renewal
-        return await with_reasons(claims, outcomes, self._operators.reasons)
+        return await with_reasons(claims, outcomes, self._losses.written)
 
     async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
         arguments = self._requests.renew_arguments(claims, patience_ms)
@@ -251,7 +263,7 @@ class PostgresqlBackend(Uncopied):
             statement = self._requests.give_back if claim.mode.shared else self._requests.release
             row = await self._connection.ask(statement, (claim.name, claim.owner), urgent=True, must_run=True)
             refusal = read_release(row, claim)
-        return None if refusal is None else (await with_reasons([claim], [refusal], self._operators.reasons))[0]
+        return None if refusal is None else (await with_reasons([claim], [refusal], self._losses.written))[0]
 
     async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
         """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
@@ -259,27 +271,33 @@ class PostgresqlBackend(Uncopied):
         with translating("transfer"):
             arguments = self._requests.transfer_arguments(of, to)
             outcome = read_transfer(await self._connection.ask(self._requests.transfer, arguments), of)
-        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._operators.reasons)
+        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._losses.written)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""
-        return max(await self._operators.holders(name), key=lambda holder: holder.remaining, default=None)
+        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return await self._operators.holders(name)
+        with translating("inspect"):
+            return read_holders(await self._connection.ask(self._requests.held, ([name],)))
 
     async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_holders`."""
-        return await self._operators.list_holders(prefix, cursor, limit)
+        if not storable(prefix):
+            return Listing((), None)
+        with translating("list"):
+            return read_listing(await self._connection.ask(self._requests.list, (prefix, cursor, limit)))
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        return await self._operators.list_waiters(name)
+        with translating("list"):
+            return read_line(await self._connection.ask(self._requests.line, (name,)))
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        return await self._operators.revoke(name, token, reason)
+        with translating("revoke"):
+            return read_flag(await self._connection.ask(self._requests.revoke, (name, token, reason)))
 
     def on_loss(self, notice: LossNotice) -> Callable[[], None]:
         """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
@@ -289,18 +307,18 @@ class PostgresqlBackend(Uncopied):
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
         await self._sweep.aclose()
-        await self._waiters.aclose()
+        await self._waiters.listener.aclose()
         await self._fenced_connection.aclose()
         await self._connection.aclose()
 
     def schema_sql(self) -> str:
         """See ``abc._powers.SupportsSchema.schema_sql``."""
-        return schema_sql(self._options.schema)
+        return schema_sql(self._dialer.schema)
 
     async def create_schema(self) -> None:
         """See ``abc._powers.SupportsSchema.create_schema``."""
         with translating("create_schema"):
-            await self._dialer.create_schema()
+            await (await self._dialer.dial(missing="create_schema")).aclose()
 
     def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
@@ -326,4 +344,11 @@ def from_url(url: str, **options: object) -> PostgresqlBackend:
     ours = option_names(PostgresqlBackend, besides={"driver"})
     chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS), public=LIBPQ_OPTIONS)
     own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
-    return PostgresqlBackend(with_options(url, chosen, ours), **own)  # what remains are the driver's
+    for name, value in chosen.items():  # what remains are the driver's
+        if not isinstance(value, str) or not value:
+            msg = f"{name} must be a non-empty str"
+            raise ConfigurationError(msg)
+    rest, _, query = url.partition("?")
+    pairs = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in {*ours, *chosen}]
+    query = urlencode([*pairs, *chosen.items()], quote_via=quote, errors="surrogatepass")
+    return PostgresqlBackend(f"{rest}?{query}" if query else rest, **own)

@@ -1,21 +1,33 @@
 """
 The requests to the server, and how its answers are read. No I/O happens here.
 
-Each request is one call of a function of `schema.sql`. Numbers there are microseconds; here they are seconds.
+Each request is one call of a function of `schema.sql`. Numbers there are microseconds; here they are seconds. A reading
+function raises `UnreadableRowError` for what no function of this version returns: the outcome is unknown then.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Mode, Permit, Renewal
+from fencing_sdk._values.claim import (
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    Listing,
+    Mode,
+    Permit,
+    Renewal,
+    Waiting,
+    holder_of,
+    mode_named,
+)
 from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.backends._shared.fences import FenceRaising, Fences
-from fencing_sdk.backends._shared.rules import handed_over
-from fencing_sdk.backends.postgresql.connection.driver import DriverConnection, DriverRow, code_of
-from fencing_sdk.backends.postgresql.connection.request_queue import RequestBody
+from fencing_sdk.backends._shared.rules import age_of, handed_over
+from fencing_sdk.backends.postgresql.driver import DriverRow
 from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
 from fencing_sdk.backends.postgresql.schema import quoted
 from fencing_sdk.errors import BackendRefusedError
@@ -28,6 +40,7 @@ _SHARED = "s"
 _MOST_MICROS = 2**53
 _NO_PLACE = -1
 
+T = TypeVar("T")
 Arguments = tuple[object, ...]
 
 
@@ -36,7 +49,7 @@ class PostgresqlRequests:
 
     def __init__(self, schema: str, *, hybrid: bool) -> None:
         functions = quoted(schema)
-        self._hybrid = hybrid
+        self.hybrid = hybrid
         self.acquire = f"SELECT * FROM {functions}.fencing_acquire($1, $2, $3, $4, $5, $6)"  # noqa: S608
         self.decide = f"SELECT * FROM {functions}.fencing_decide($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
         self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers($1, $2, $3, $4, $5)"  # noqa: S608
@@ -64,7 +77,7 @@ class PostgresqlRequests:
         """
         _check_storable(claim)
         mode, permits = mode_arguments(claim.mode)
-        asked = (claim.name, claim.owner, _micros(claim), claim.label, self._hybrid, mode)
+        asked = (claim.name, claim.owner, _micros(claim), claim.label, self.hybrid, mode)
         if channel is None and not claim.mode.shared:
             return self.acquire, asked
         return self.decide, (*asked, permits, channel, ticket)
@@ -77,7 +90,7 @@ class PostgresqlRequests:
             BackendRefusedError: a text or number of *to* cannot be stored.
         """
         _check_storable(to)
-        return of.name, of.owner, to.owner, _micros(to), to.label, self._hybrid, handed_over(to)
+        return of.name, of.owner, to.owner, _micros(to), to.label, self.hybrid, handed_over(to)
 
     def readers_arguments(self, name: str, claims: Sequence[Claim]) -> Arguments:
         """Return the arguments of `acquire_readers`, for claims of which each has a place in the line."""
@@ -86,11 +99,11 @@ class PostgresqlRequests:
             [claim.owner for claim in claims],
             [str(_micros(claim)) for claim in claims],
             [claim.label for claim in claims],
-            self._hybrid,
+            self.hybrid,
         )
 
     def renew_arguments(self, claims: Sequence[Claim], patience_ms: int) -> Arguments:
-        """Return the arguments of `renew`, for claims whose names are `storable_names`."""
+        """Return the arguments of `renew`. One name that is not `storable` would fail the whole statement."""
         return (
             [claim.name for claim in claims],
             [claim.owner for claim in claims],
@@ -102,11 +115,6 @@ class PostgresqlRequests:
 def mode_arguments(mode: Mode) -> Arguments:
     """Return a mode as the tables have it, and the number of permits."""
     return (mode.word, mode.of if isinstance(mode, Permit) else None)
-
-
-def storable_names(claims: Sequence[Claim]) -> list[int]:
-    """Return the indexes of the claims whose names can be stored. One other name would fail the whole statement."""
-    return [index for index, claim in enumerate(claims) if storable(claim.name)]
 
 
 def storable(text: str) -> bool:
@@ -133,79 +141,49 @@ def _micros(claim: Claim) -> int:
 
 
 def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Busy:
-    """
-    Read the answer to `PostgresqlRequests.acquisition`. A waiter tries again after *poll* seconds at the latest.
-
-    Raises:
-        UnreadableRowError: the row is not such an answer, so whether the lock was granted is unknown.
-    """
-    token, seconds_left, permit = columns(row, 3)
+    """Read the answer to `acquisition`. A waiter tries again after *poll* seconds at the latest."""
+    token, seconds_left, permit = _columns(row, 3)
     if token is None:
-        retry_after = seconds_in(seconds_left)
+        retry_after = _seconds(seconds_left)
         return Busy(retry_after if poll is None else min(retry_after, poll))
     if permit is None or (isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0):
-        return Grant(token_in(token), permit=permit)
-    msg = "not the number of a permit"
-    raise UnreadableRowError(msg)
+        return Grant(_token(token), permit=permit)
+    raise UnreadableRowError
 
 
 def read_transfer(row: DriverRow | None, of: Claim) -> Grant | Renewal:
-    """
-    Read the answer to `PostgresqlRequests.transfer`.
-
-    Raises:
-        UnreadableRowError: the row is not such an answer, so which owner holds is unknown.
-    """
-    token, permit, refusal = columns(row, 3)
+    """Read the answer to `transfer`."""
+    token, permit, refusal = _columns(row, 3)
     if refusal is None:
         grant = read_outcome((token, None, permit), None)
         assert isinstance(grant, Grant)
         return grant
     if (renewal := _renewal(str(refusal), of)) is Renewal.UNKNOWN:
-        msg = "not an answer to a transfer"
-        raise UnreadableRowError(msg)
+        raise UnreadableRowError
     return renewal
 
 
 def read_readers(row: DriverRow | None, count: int, poll: float) -> list[Grant | Busy | None]:
-    """
-    Read the answer to `PostgresqlRequests.acquire_readers`: None for each reader that has to ask alone.
-
-    Raises:
-        UnreadableRowError: the row is not such an answer, so which readers were granted is unknown.
-    """
-    tokens, seconds_left = columns(row, 2)
+    """Read the answer to `acquire_readers`: None for each reader that has to ask alone."""
+    tokens, seconds_left = _columns(row, 2)
     if not isinstance(tokens, list) or len(tokens) != count:
-        msg = f"not {count} tokens"
-        raise UnreadableRowError(msg)
+        raise UnreadableRowError
     return [None if token == _NO_PLACE else read_outcome((token, seconds_left, None), poll) for token in tokens]
 
 
 def read_renewals(row: DriverRow | None, claims: Sequence[Claim]) -> list[Renewal]:
-    """
-    Read the answer to `PostgresqlRequests.renew`: one character for each claim.
-
-    Raises:
-        UnreadableRowError: the row is not such an answer.
-    """
-    characters = columns(row, 1)[0] or ""
+    """Read the answer to `renew`: one character for each claim."""
+    characters = _columns(row, 1)[0] or ""
     if isinstance(characters, str) and len(characters) == len(claims):
         return [_renewal(*pair) for pair in zip(characters, claims, strict=True)]
-    msg = f"not {len(claims)} characters"
-    raise UnreadableRowError(msg)
+    raise UnreadableRowError
 
 
 def read_release(row: DriverRow | None, claim: Claim) -> Renewal | None:
-    """
-    Read the answer to `PostgresqlRequests.release`: None if it has ended the owner's grant.
-
-    Raises:
-        UnreadableRowError: the row is not such an answer.
-    """
+    """Read the answer to `release`: None if it has ended the owner's grant."""
     (outcome,) = read_renewals(row, [claim])
     if outcome is Renewal.UNKNOWN:
-        msg = "not an answer to a release"
-        raise UnreadableRowError(msg)
+        raise UnreadableRowError
     return None if outcome is Renewal.RENEWED else outcome
 
 
@@ -216,61 +194,92 @@ def _renewal(character: str, claim: Claim) -> Renewal:
     return _RENEWALS.get(character, Renewal.UNKNOWN)
 
 
-def columns(row: DriverRow | None, count: int) -> Sequence[object]:
+def read_flag(row: DriverRow | None) -> bool:
+    """Read the answer to `revoke`."""
+    return _columns(row, 1)[0] is True
+
+
+def read_reasons(row: DriverRow | None) -> list[str | None]:
+    """Read the answer to `reasons`."""
+    (found,) = _columns(row, 1)
+    if not isinstance(found, list):
+        raise UnreadableRowError
+    return [None if reason is None else str(reason) for reason in found]
+
+
+def read_listing(row: DriverRow | None) -> Listing:
+    """Read the answer to `list`. The cursor is the name that was looked at last."""
+    page, last = _columns(row, 2)
+    if not isinstance(last, str | None):
+        raise UnreadableRowError
+    return Listing(_read_json(page, _holders), last)
+
+
+def read_holders(row: DriverRow | None) -> list[Holder]:
+    """Read the answer to `held`."""
+    return _read_json(_columns(row, 1)[0], _holders)
+
+
+def read_line(row: DriverRow | None) -> list[Waiting]:
+    """Read the answer to `line`."""
+    return _read_json(_columns(row, 1)[0], lambda line: [_waiting(found) for found in line])
+
+
+def _read_json(text: object, read: Callable[[Sequence[dict[str, Any]]], list[T]]) -> list[T]:
+    """Read a column of JSON, which is text to the driver; None is nothing."""
+    try:
+        return [] if text is None else read(json.loads(str(text)) or [])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableRowError from error
+
+
+def _holders(page: Sequence[dict[str, Any]]) -> list[Holder]:
+    return [_holder(name, found) for name in page for found in name["holders"] or ()]
+
+
+def _holder(name: dict[str, Any], found: dict[str, Any]) -> Holder:
+    token, mode, permit, label = _token(found["token"]), _mode(found), found["permit"], found["label"]
+    if not (isinstance(permit, int | None) and isinstance(label, str | None)):
+        raise TypeError
+    return Holder(
+        name=name["name"],
+        token=token,
+        id=holder_of(found["owner"]),
+        remaining=max(0.0, _seconds(float(found["left"]))),
+        label=label,
+        mode=mode,
+        permit=permit,
+        held_for=age_of(token, mode, int(name["now"])),
+        waiters=int(name["waiters"]),
+    )
+
+
+def _waiting(found: dict[str, Any]) -> Waiting:
+    if not isinstance(found["label"], str | None):
+        raise TypeError
+    since = None if found["waiting"] is None else max(0.0, _seconds(float(found["waiting"])))
+    return Waiting(holder_of(found["owner"]), _mode(found), since, found["label"])
+
+
+def _mode(found: dict[str, Any]) -> Mode:
+    return mode_named(found["mode"], found["permits"])
+
+
+def _columns(row: DriverRow | None, count: int) -> Sequence[object]:
     """Return the columns of an answer. A function with more or fewer belongs to another program."""
     found = () if row is None else tuple(row)
     if len(found) == count:
         return found
-    msg = f"not {count} columns"
-    raise UnreadableRowError(msg)
+    raise UnreadableRowError
 
 
-def token_in(value: object) -> int:
-    """Return a token from an answer."""
+def _token(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
         return value
-    msg = "not a token"
-    raise UnreadableRowError(msg)
+    raise UnreadableRowError
 
 
-def seconds_in(value: object) -> float:
-    """Return seconds from an answer."""
+def _seconds(value: object) -> float:
     if isinstance(value, float) and not math.isnan(value):
         return value
-    msg = "not a number of seconds"
-    raise UnreadableRowError(msg)
-
-
-_MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
-_RAISING = FenceRaising(BACKEND, code_of, _MISSING)
-
-
-class FencedAcquire:
-    """
-    One try to acquire a lock and raise fences.
-
-    The fences are in the same database. One transaction acquires and raises, so the server does both or neither. It
-    runs on another connection than the renewals: a transaction that writes under a fence locks it until it ends, and
-    only acquisitions with fences may have to wait for that.
-
-    Args:
-        claim: What it acquires.
-
-        fences: Each guard, and the resource whose fence it raises.
-    """
-
-    def __init__(self, claim: Claim, fences: Fences) -> None:
-        self._claim = claim
-        self._fences = fences
-
-    def request(self, statement: str, arguments: Arguments) -> RequestBody:
-        """Return the request: a *statement* that acquires, with its *arguments*, and the fences."""
-        return lambda session: session.transact(partial(self._acquire_and_raise, statement, arguments))
-
-    async def _acquire_and_raise(
-        self, statement: str, arguments: Arguments, connection: DriverConnection
-    ) -> DriverRow | None:
-        row = await connection.fetchrow(statement, *arguments)
-        if row is not None and row[0] is not None:
-            await _RAISING.raise_all(connection, self._claim, self._fences, row[0])
-        return row
+    raise UnreadableRowError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
+from fencing_sdk.backends.postgresql.driver import DriverConnection
 from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_SCHEMA = "fencing"
@@ -15,7 +15,7 @@ _LONGEST = 63
 _TEXT = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
 _SCHEMA_VARIABLE = ':"schema"'
 _BODY_MARK = "$fencing$"
-"""What the bodies of functions stand between."""
+"""Encloses the body of each function."""
 _KEY = 0x66656E63696E67
 """The key of the advisory lock under which clients create the schema: "fencing" in ASCII."""
 

@@ -1,5 +1,5 @@
 """
-The waiters of one client, and what wakes them.
+The messages to one client: they wake its waiters, and tell its holders of revocations.
 
 The server keeps the line of each lock, its waiters in the order of their arrival, in the table ``fencing_waiter``. A
 waiter joins with the channel of its client and a ticket, which names it among the waiters of that client. What wakes
@@ -20,22 +20,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import SharedBatches, ask_by_name
 from fencing_sdk.backends._shared.background_task import BackgroundTask
+from fencing_sdk.backends._shared.losses import RevocationWatcher, StopListening, name_digest
 from fencing_sdk.backends._shared.rules import LINE_POLL
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
-from fencing_sdk.backends.postgresql.connection.dial import PostgresqlDialer
-from fencing_sdk.backends.postgresql.connection.driver import DriverRow
-from fencing_sdk.backends.postgresql.connection.request_queue import PostgresqlConnection
-from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
-from fencing_sdk.backends.postgresql.requests import PostgresqlRequests, mode_arguments, read_readers
+from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
+from fencing_sdk.backends.postgresql.driver import DriverRow, PostgresqlSession
+from fencing_sdk.backends.postgresql.requests import (
+    PostgresqlRequests,
+    mode_arguments,
+    read_holders,
+    read_readers,
+    read_reasons,
+)
 
 _LISTEN_PATIENCE = 1.0
 """Seconds that joining waits for the listener. If the listener needs longer, it wakes the waiter once it listens."""
@@ -62,39 +66,25 @@ class PostgresqlWaiters:
     ) -> None:
         self._connection = connection
         self._requests = requests
-        self._listener = NotifyListener(dialer, self._notify, self)
-        self._table: WaiterTable[PostgresqlWaiter] = WaiterTable()
-
-    @property
-    def has_waiters(self) -> bool:
-        """See `NotifyReceiver`."""
-        return len(self._table) > 0
-
-    @property
-    def listening(self) -> bool:
-        """True if notifications arrive."""
-        return self._listener.listening
+        self.table: WaiterTable[PostgresqlWaiter] = WaiterTable()
+        self.listener = NotifyListener(dialer, connection, requests, self.table)
 
     @property
     def poll(self) -> float:
         """Seconds after which a waiter tries again without a notification."""
-        return LINE_POLL if self.listening else LINE_POLL / 4
-
-    def find(self, claim: Claim) -> PostgresqlWaiter | None:
-        """Return the waiter of *claim*, if it stands in a line."""
-        return self._table.find(claim)
+        return LINE_POLL if self.listener.listening else LINE_POLL / 4
 
     async def join(self, claim: Claim) -> PostgresqlWaiter:
         """Join the line of a lock. Return once the client listens, or after a second without."""
-        waiter = self._table.add(PostgresqlWaiter(claim, new_ticket()))
+        waiter = self.table.add(PostgresqlWaiter(claim, new_ticket()))
         try:
-            self._listener.open()
-            waiter.channel = self._listener.channel
+            self.listener.open()
+            waiter.channel = self.listener.channel
             arguments = (claim.name, claim.owner, waiter.channel, waiter.ticket, claim.label)
             await self._connection.ask(self._requests.join, (*arguments, *mode_arguments(claim.mode)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_PATIENCE):
-                    await self._listener.tried()
+                    await self.listener.tried.wait()
         except BaseException:
             await self.leave(waiter)
             raise
@@ -108,34 +98,19 @@ class PostgresqlWaiters:
         removes the waiter for lack of a sign of life.
         """
         claim = waiter.claim
-        self._table.remove(waiter)
+        self.table.remove(waiter)
         for _ in range(0 if waiter.served else _LEAVE_TRIES):
             with contextlib.suppress(Exception):
                 # Not urgent: it must not overtake a try of the same waiter, which would join the line again.
                 await self._connection.ask(self._requests.leave, (claim.name, claim.owner), must_run=True)
                 return
 
-    def on_notify(self, payload: str) -> None:
-        """Wake the waiter whose ticket arrived."""
-        self._table.wake(payload)
-
-    def wake_all(self) -> None:
-        """Wake every waiter, because its notification may have been missed."""
-        self._table.wake_all()
-
-    async def _notify(self, channel: str, payload: str) -> object:
-        return await self._connection.ask(self._requests.notify, (channel, payload))
-
-    async def aclose(self) -> None:
-        """Stop listening."""
-        await self._listener.aclose()
-
 
 _TOGETHER = 256
 """Readers of one statement."""
 
 Tried = Grant | Busy | Exception | None
-"""What became of one reader; None: it has to ask alone."""
+"""The answer to one reader; None if it has to ask alone."""
 
 
 class WaitingReaders:
@@ -161,7 +136,9 @@ class WaitingReaders:
         self._requests = requests
         self._waiters = waiters
         self._trying: set[Claim] = set()
-        self._batches: SharedBatches[Claim, Tried] = SharedBatches(self._try_all, _TOGETHER, one_by_one=True)
+        self._batches: SharedBatches[Claim, Tried] = SharedBatches(
+            lambda claims: ask_by_name(claims, lambda claim: claim.name, self._try_name), _TOGETHER, one_by_one=True
+        )
 
     async def acquire(self, claim: Claim) -> Grant | Busy | None:
         """
@@ -178,9 +155,6 @@ class WaitingReaders:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-    async def _try_all(self, claims: Sequence[Claim]) -> list[Tried]:
-        return await ask_by_name(claims, lambda claim: claim.name, self._try_name)
 
     async def _try_name(self, name: str, claims: list[Claim]) -> list[Tried]:
         asked: list[Claim] = []
@@ -214,23 +188,6 @@ _RETRY_AFTER_SILENCE = 60.0
 _CLOSING_PATIENCE = 1.0
 
 
-class NotifyReceiver(Protocol):
-    """The object that the listener calls."""
-
-    @property
-    def has_waiters(self) -> bool:
-        """True if a connection that listens is needed."""
-        ...
-
-    def on_notify(self, payload: str) -> None:
-        """Receive a notification."""
-        ...
-
-    def wake_all(self) -> None:
-        """Wake every waiter, because notifications may have been missed until now."""
-        ...
-
-
 class NotifyListener:
     """
     Opens the connection that listens, checks it, and opens another when it breaks.
@@ -244,20 +201,28 @@ class NotifyListener:
     Args:
         dialer: Opens sessions.
 
-        notify: Sends a payload to a channel, on another connection than the one that listens.
+        connection: Sends echoes: another connection than the one that listens.
 
-        receiver: Gets the notifications.
+        requests: The statements.
+
+        table: The waiters. While it has some, a connection listens.
     """
 
     def __init__(
-        self, dialer: PostgresqlDialer, notify: Callable[[str, str], Awaitable[object]], receiver: NotifyReceiver
+        self,
+        dialer: PostgresqlDialer,
+        connection: PostgresqlConnection,
+        requests: PostgresqlRequests,
+        table: WaiterTable[PostgresqlWaiter],
     ) -> None:
         self._dialer = dialer
-        self._notify = notify
-        self._receiver = receiver
+        self._connection = connection
+        self._requests = requests
+        self._table = table
         self._owner: LoopOwner | None = None
         self._task = BackgroundTask()
-        self._tried = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set when the connection listens, or when the attempt has failed."""
         self._echo_arrived = asyncio.Event()
         self.channel = ""
         """The channel on which this client receives notifications."""
@@ -271,25 +236,21 @@ class NotifyListener:
             self.channel = f"fencing_{uuid.uuid4().hex}"
         if not self._task.running:
             self.listening = False
-            self._tried = asyncio.Event()
+            self.tried = asyncio.Event()
             self._task.start(self._listen_while_needed)
 
-    async def tried(self) -> None:
-        """Return when the connection listens, or when the attempt has failed."""
-        await self._tried.wait()
-
     async def _listen_while_needed(self) -> None:
-        while self._receiver.has_waiters:
+        while self._table:
             pause = _RETRY_AFTER
             with suppress(Exception):  # without a connection, waiters still try again by themselves
-                session = await self._dialer.dial_without_schema()
+                session = await self._dialer.dial(missing="")
                 try:
                     pause = await self._listen(session)
                 finally:
                     if not session.closed:
                         await session.aclose()
             self.listening = False
-            self._tried.set()
+            self.tried.set()
             if pause:
                 await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
@@ -303,12 +264,12 @@ class NotifyListener:
                 return 0.0 if self.listening else _RETRY_AFTER_SILENCE
             if not self.listening:
                 self.listening = True
-                self._tried.set()
-                self._receiver.wake_all()
+                self.tried.set()
+                self._table.wake_all()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_EVERY):
                     await ended.wait()
-            if not self._receiver.has_waiters:
+            if not self._table:
                 break
         return 0.0 if self.listening else _RETRY_AFTER
 
@@ -321,7 +282,7 @@ class NotifyListener:
         """
         self._echo_arrived.clear()
         async with asyncio.timeout(ECHO_PATIENCE):
-            await self._notify(self.channel, _ECHO)
+            await self._connection.ask(self._requests.notify, (self.channel, _ECHO))
         with suppress(TimeoutError):
             async with asyncio.timeout(ECHO_PATIENCE):
                 await self._echo_arrived.wait()
@@ -331,10 +292,88 @@ class NotifyListener:
         if payload == _ECHO:
             self._echo_arrived.set()
         else:
-            self._receiver.on_notify(payload)
+            self._table.wake(payload)
 
     async def aclose(self) -> None:
         """Stop listening within a bounded time."""
         self.listening = False
         if self._owner is not None and self._owner.is_current:
             await self._task.aclose(limit=_CLOSING_PATIENCE)
+
+
+def revocation_channel(schema: str) -> str:
+    """Return the channel for the revocations in a schema, as ``fencing_revoke`` computes it."""
+    return f"fencing_revoked_{name_digest(schema)[:32]}"
+
+
+class PostgresqlLossWatcher(RevocationWatcher):
+    """
+    The grants of one backend, each until it ends.
+
+    The client hears of revocations on the connection for its requests, so that no client has one more. The connection
+    listens on the one channel of the schema; `RevocationWatcher` decides when.
+
+    A proxy that pools transactions passes no messages on, and LISTEN would stay behind in the session of another
+    program. The proxy gives itself away by its process id, which is not the server's. There, the next renewal
+    notices the loss.
+
+    Args:
+        connection: The connection for the requests.
+
+        requests: The statements that ask for the reasons of revocations, and for holders.
+
+        schema: The schema of the functions.
+    """
+
+    def __init__(self, connection: PostgresqlConnection, requests: PostgresqlRequests, schema: str) -> None:
+        super().__init__()
+        self._connection = connection
+        self._requests = requests
+        self._channel = revocation_channel(schema)
+        self._session: PostgresqlSession | None = None
+        """The connection that listens, or of which it is known that it cannot. It reports its end."""
+        self._stop_at_server: StopListening | None = None
+
+    async def listen(self) -> StopListening | None:
+        """See `RevocationWatcher.listen`."""
+        await self._connection.run(self._listen)
+        if self._session is None or self._session.closed:
+            msg = "the connection has ended"
+            raise ConnectionError(msg)
+        return None if self._stop_at_server is None else self._stop
+
+    async def _listen(self, session: PostgresqlSession) -> None:
+        if self._session is not session:
+            self._session = session
+            session.on_end(lambda: self._on_end(session))
+        self._stop_at_server = None
+        if await session.talks_to_server():
+            self._stop_at_server = await session.listen(self._channel, self.on_message)
+
+    def _on_end(self, session: PostgresqlSession) -> None:
+        """Listen on the next connection."""
+        if self._session is session:
+            self.cut_off()
+
+    async def _stop(self) -> None:
+        async def stop_on(session: PostgresqlSession) -> None:
+            stop, self._stop_at_server = self._stop_at_server, None
+            if stop is not None and self._session is session:
+                await stop()
+
+        await self._connection.run(stop_on)
+
+    async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """See `RevocationWatcher.reasons`. The reason may be that of an earlier grant of an owner that holds now."""
+        found = await self.written(claims)
+        for index, claim in enumerate(claims):
+            if found[index] is not None:
+                holders = read_holders(await self._connection.ask(self._requests.held, ([claim.name],)))
+                if claim.holder in {holder.id for holder in holders}:
+                    found[index] = None
+        return found
+
+    async def written(self, claims: Sequence[Claim]) -> list[str | None]:
+        """Why the ended grants of *claims* were revoked, or None."""
+        names, owners = [claim.name for claim in claims], [claim.owner for claim in claims]
+        return read_reasons(await self._connection.ask(self._requests.reasons, (names, owners), urgent=True))

@@ -33,9 +33,9 @@ from serving import serving
 from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying, use_in_turn
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
+from fencing_sdk._values.url import read_postgresql_url
 from fencing_sdk.abc import Busy, Claim
 from fencing_sdk.backends.postgresql import PostgresqlBackend, from_url, schema_sql
-from fencing_sdk.backends.postgresql.options import read_url
 from fencing_sdk.backends.postgresql.schema import newest_function, objects_sql
 from fencing_sdk.diagnosis.checks import diagnosis_of
 from fencing_sdk.errors import ConfigurationError
@@ -77,7 +77,7 @@ SECRET = "s3cr3t"
 )
 def test_each_host_has_arguments_of_its_own(url, hosts, rest, monkeypatch):
     monkeypatch.delenv("PGPORT", raising=False)
-    assert [host.arguments() for host in read_url(url).each_host()] == [{**host, **rest} for host in hosts]
+    assert [host.arguments() for host in read_postgresql_url(url).each_host()] == [{**host, **rest} for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,17 @@ def test_each_host_has_arguments_of_its_own(url, hosts, rest, monkeypatch):
 )
 def test_a_url_that_cannot_work_is_refused_without_repeating_it(url):
     with pytest.raises(ConfigurationError) as caught:
-        read_url(url.replace("{}", SECRET))
+        from_url(url.replace("{}", SECRET))
     error: BaseException | None = caught.value
     while error is not None:
         assert SECRET not in f"{error} {error!r}"
         error = error.__context__
 
 
-@pytest.mark.parametrize("read", [read_url, from_url])
 @pytest.mark.parametrize("option", ["channel_binding", "keepalives_idle", "service"])
-def test_an_option_of_libpq_that_the_driver_does_not_take_is_named(option, read):
+def test_an_option_of_libpq_that_the_driver_does_not_take_is_named(option):
     with pytest.raises(ConfigurationError, match=rf"option {option}\b.*, remove it"):
-        read(f"postgresql://u:{SECRET}@h/db?sslmode=require&{option}=1")
+        from_url(f"postgresql://u:{SECRET}@h/db?sslmode=require&{option}=1")
 
 
 def test_options_of_the_call_and_of_the_query_reach_the_driver_and_ours_do_not():
@@ -222,7 +221,7 @@ async def test_waiters_without_notifications_try_four_times_as_often(pgbouncer, 
     await listening.acquire(Claim("a", 60.0))
     first, second = Claim("a", 60.0), Claim("a", 60.0)
     async with in_line(listening, first), in_line(polling, second):
-        await until(lambda: listening._waiters.listening)
+        await until(lambda: listening._waiters.listener.listening)
         assert await listening.acquire(first) == Busy(1.0)
         assert await polling.acquire(second) == Busy(0.25)
     for backend in backends:
@@ -446,20 +445,20 @@ async def test_another_service_is_told_with_its_host_and_port(handler, heard, mo
 
 
 POOLER_SAYS = {
-    "wrong password": ("app", WRONG, "", {}, "wrong user or password"),
-    "unknown user": ("nobody", WRONG, "", {}, "wrong user or password"),
-    "unknown database": ("app", PASSWORD, "_not", {"server_login_retry": 0}, "the database does not exist"),
-    "no connection left": ("app", PASSWORD, "", {"max_client_conn": 0}, "has no connection left"),
+    "wrong password": ("app", WRONG, "", {}),
+    "unknown user": ("nobody", WRONG, "", {}),
+    "unknown database": ("app", PASSWORD, "_not", {"server_login_retry": 0}),
+    "no connection left": ("app", PASSWORD, "", {"max_client_conn": 0}),
 }
 
 
 @pytest.mark.parametrize("case", POOLER_SAYS)
 @pytest.mark.parametrize("kind", ["plain", "scram-sha-256"])
-async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, postgresql_server):
-    """Older ones have one code for all of it, and doctor must not say that the server is to be started."""
+async def test_what_pgbouncer_refuses_is_shown_in_its_words(case, kind, postgresql_server):
+    """Older ones have one code for all of it."""
     from postgresql_fixtures import require_program
 
-    user, password, suffix, settings, heard = POOLER_SAYS[case]
+    user, password, suffix, settings = POOLER_SAYS[case]
     bouncer = PgBouncer(postgresql_server, binary=require_program("pgbouncer"), auth_type=kind, **settings)
     users = bouncer.folder / "users"
     users.write_text(f'"app" "{PASSWORD}"\n')
@@ -468,12 +467,8 @@ async def test_what_pgbouncer_refuses_is_told_as_postgresql_would(case, kind, po
     with bouncer:
         url = bouncer.url.replace("postgres@", f"{user}:{quote(password, safe='')}@") + suffix
         said = await complaint(url)
-        findings = {finding.check: finding for finding in (await connect(url).diagnose(over=0)).findings}
-    assert f"{HOST}:{bouncer.port}: " in said
-    assert said.endswith((f"{heard} (08P01)", f"{heard} (3D000)")), said  # PgBouncer 1.25 has the code of the server
-    refused = case != "no connection left"
-    assert said.startswith("BackendRefusedError") == refused
-    assert findings["store.reachable"].fix.startswith("correct the URL, the login") == refused
+    assert f"{HOST}:{bouncer.port}: the server says: " in said
+    assert said.endswith(("(08P01)", "(3D000)")), said  # PgBouncer 1.25 has the code of the server
 
 
 # Permissions.

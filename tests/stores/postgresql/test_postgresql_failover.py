@@ -18,7 +18,7 @@ from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, ren
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.postgresql import from_url
-from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
+from fencing_sdk.backends.postgresql.driver import PostgresqlSession
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
 pytest_plugins = ["postgresql_fixtures"]
@@ -299,7 +299,7 @@ async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_ser
         async with staying(others.lock("a", **LONG | {"ttl": 20})) as stay:
             waiters = [Stay(locks.lock("a", ttl=60), work=0) for _ in range(10)]
             await waiting(server, 10)
-            await until(lambda: locks._backend._waiters.listening)
+            await until(lambda: locks._backend._waiters.listener.listening)
             assert await terminate(server, which) > 0
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 1)
@@ -381,7 +381,7 @@ async def test_a_backend_that_is_closed_when_its_connection_has_been_opened_leav
         loop.call_soon(lambda: closing.append(loop.create_task(backend._connection.aclose())))
         return session
 
-    monkeypatch.setattr(backend._dialer, "dial", open_and_be_closed)
+    monkeypatch.setattr(backend._connection, "_dial_session", open_and_be_closed)
     with pytest.raises(BackendUnavailableError):
         await backend.inspect("a")
     await closing[0]

@@ -72,11 +72,11 @@ async def test_a_waiter_that_missed_a_message_tries_when_its_client_listens_agai
         async with staying(others.lock("a", ttl=60)) as stay:
             waiter = Stay(locks.lock("a", ttl=60), work=0)
             await waiting(server, 1)
-            await until(lambda: locks._backend._waiters.listening)
+            await until(lambda: locks._backend._waiters.listener.listening)
             await locks.inspect("other")  # now the try that was made while listening is answered
             proxy.refuse()
             proxy.cut()
-            await until(lambda: not locks._backend._waiters.listening)
+            await until(lambda: not locks._backend._waiters.listener.listening)
             await stay.end()
         proxy.heal()
         await waiter.over()
@@ -96,7 +96,9 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(postgresql
             await waiting(server, 1)
             following = Stay(others.lock("a", ttl=60), work=0)
             await waiting(server, 2)
-            await until(lambda: locks._backend._waiters.listening and others._backend._waiters.listening)
+            await until(
+                lambda: locks._backend._waiters.listener.listening and others._backend._waiters.listener.listening
+            )
             await locks.inspect("other")  # now the tries that were made while listening are answered
             await others.inspect("other")
             proxy.half_open()  # the head is not reached by the message, but can say that it leaves
@@ -183,7 +185,7 @@ async def test_a_few_statements_let_in_all_readers_of_a_client(
     run = backend._connection.run
     async with AsyncExitStack() as places:
         turns = await join(places, backend, claims)
-        await until(lambda: backend._waiters.listening, what="the client listens")
+        await until(lambda: backend._waiters.listener.listening, what="the client listens")
         monkeypatch.setattr(
             backend._connection, "run", lambda *args, **options: asked.append(args) or run(*args, **options)
         )

@@ -1,5 +1,5 @@
 """
-Opens a session with the server that takes writes.
+Opens a session with the server that takes writes, and keeps one for a client's requests.
 
 If the URL names several hosts, the dialer asks all of them at the same time, so that a silent host costs nothing. It
 passes over standbys, and over old primaries that an operator made read-only.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,16 @@ from fencing_sdk._dialing import first_success
 from fencing_sdk._http.tls import complaint_about, distrust
 from fencing_sdk._values.url import TLS_FILES, PostgresqlUrl
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
-from fencing_sdk.backends.postgresql.connection import driver
-from fencing_sdk.backends.postgresql.connection.driver import DriverConnection
-from fencing_sdk.backends.postgresql.connection.session import PostgresqlSession
+from fencing_sdk.backends._shared.request_queue import RequestConnection
+from fencing_sdk.backends.postgresql import driver
+from fencing_sdk.backends.postgresql.driver import (
+    DriverConnection,
+    DriverRow,
+    OutdatedStatement,
+    PostgresqlSession,
+    code_of,
+)
 from fencing_sdk.backends.postgresql.errors import BACKEND, NoTlsError, ReadOnlyError, StandbyError, translated
-from fencing_sdk.backends.postgresql.options import PostgresqlOptions
 from fencing_sdk.backends.postgresql.schema import create, missing_right, newest_function
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 
@@ -38,8 +43,11 @@ _CREATE_PATIENCE = 30.0
 _CANCEL_PATIENCE = 0.2
 """Seconds that the attempts at other hosts have to end once one host was chosen."""
 
-_Preparation = Callable[[DriverConnection], Awaitable[None]]
-"""What happens on a new connection where tables or functions are missing."""
+_ROLLED_BACK = {"40001", "40P01"}
+_NOT_PREPARED = {"26000", "42P05"}
+_NO_SCHEMA = {"3F000", "42883", "42P01"}
+_WRONG_ISOLATION = "FS002"
+_READ_ONLY = "25006"
 
 
 class _ConclusiveError(Exception):
@@ -57,49 +65,48 @@ class PostgresqlDialer:
     Args:
         hosts: The same database at each host.
 
-        options: The options of the backend.
+        schema: The schema of the tables and functions.
+
+        create: Whether they are created if they are missing.
+
+        pooled: Whether a proxy pools transactions. A request that notices it sets this for the next sessions.
+
+        patience: Seconds that the opening of a connection may take.
 
         arguments: More arguments of ``asyncpg.connect``.
     """
 
     def __init__(
-        self, hosts: Sequence[PostgresqlUrl], options: PostgresqlOptions, arguments: Mapping[str, object]
+        self,
+        hosts: Sequence[PostgresqlUrl],
+        *,
+        schema: str,
+        create: bool,
+        pooled: bool,
+        patience: float,
+        arguments: Mapping[str, object],
     ) -> None:
         self.hosts = hosts
-        """The same database at each host."""
-        self._options = options
-        self._arguments = {**arguments, "timeout": options.connect_timeout, "statement_cache_size": 0}
-        self.pooled = options.pooled
-        """True if a proxy pools transactions. A request that notices it sets this for the next sessions."""
+        self.schema = schema
+        self.create = create
+        self.pooled = pooled
+        self._patience = patience
+        self._arguments = {**arguments, "timeout": patience, "statement_cache_size": 0}
 
-    async def dial(self) -> PostgresqlSession:
+    async def dial(self, *, missing: str = "connect") -> PostgresqlSession:
         """
-        Connect to the server that takes writes, and create the tables if they are missing.
+        Ask all hosts at once, choose the first that takes writes, and close the connections to the others.
+
+        Args:
+            missing: What is done about tables and functions that are missing. "connect": they are created, if that is
+                allowed. "create_schema": they are created, and an error says which right is lacking. "": nothing.
 
         Raises:
             BackendError: there is no such server, or it cannot be used.
         """
-        return PostgresqlSession(await self._connect_to_any(self._create_or_refuse), pooled=self.pooled)
-
-    async def dial_without_schema(self) -> PostgresqlSession:
-        """Connect to the server that takes writes, and leave the tables alone."""
-        return PostgresqlSession(await self._connect_to_any(None), pooled=self.pooled)
-
-    async def create_schema(self) -> None:
-        """
-        Create the tables and functions that are missing.
-
-        Raises:
-            Exception: it is not permitted, or the connection broke.
-        """
-        connection = await self._connect_to_any(self._create_or_name_the_right)
-        await PostgresqlSession(connection, pooled=self.pooled).aclose()
-
-    async def _connect_to_any(self, prepare: _Preparation | None) -> DriverConnection:
-        """Ask all hosts at once. The first that takes writes is chosen, and the other connections are closed."""
-        attempts = [partial(self._connect_to, host, prepare) for host in self.hosts]
+        attempts = [partial(self._connect_to, host, missing) for host in self.hosts]
         try:
-            return await first_success(
+            connection = await first_success(
                 attempts,
                 self._error_of_all,
                 final=_ConclusiveError,
@@ -108,6 +115,7 @@ class PostgresqlDialer:
             )
         except _ConclusiveError as conclusive:
             raise conclusive.error from conclusive.error.__cause__
+        return PostgresqlSession(connection, pooled=self.pooled)
 
     def _error_of_all(self, errors: Sequence[Exception]) -> Exception:
         """
@@ -135,16 +143,16 @@ class PostgresqlDialer:
         error.__cause__ = errors[0]
         return error
 
-    async def _connect_to(self, host: PostgresqlUrl, prepare: _Preparation | None) -> DriverConnection:
+    async def _connect_to(self, host: PostgresqlUrl, missing: str) -> DriverConnection:
         connection: DriverConnection | None = None
-        patience = asyncio.timeout(self._options.connect_timeout)
+        patience = asyncio.timeout(self._patience)
         try:
             async with patience:
                 connection = await self.open_host(host)
                 complete = await self._takes_writes(connection)
-            if prepare is not None and not complete:
+            if missing and not complete:
                 async with asyncio.timeout(_CREATE_PATIENCE):
-                    await prepare(connection)
+                    await self._create(connection, missing)
         except BaseException as error:
             if connection is not None:
                 connection.terminate()
@@ -169,7 +177,9 @@ class PostgresqlDialer:
         except (driver.ClientConfigurationError, ValueError, TypeError):
             pass  # its message may quote the URL
         except (FileNotFoundError, ssl.SSLError) as error:  # a file of the URL, or no socket
-            if (complaint := _about_files(host)) is not None:
+            password = host.file("sslpassword")
+            complaint = complaint_about(*map(host.file, TLS_FILES), names=TLS_FILES, password=password)
+            if complaint is not None:
                 raise BackendRefusedError(BACKEND, "connect", complaint) from error
             why = "no server listens at that socket" if isinstance(error, FileNotFoundError) else reason_of(error)
             raise NoConnectionError.at(host.place, why) from error
@@ -183,7 +193,7 @@ class PostgresqlDialer:
         raise BackendRefusedError(BACKEND, "connect", _unusable(host))
 
     def _silent(self, host: PostgresqlUrl) -> NoConnectionError:
-        limit = f"{self._options.connect_timeout:g} s"
+        limit = f"{self._patience:g} s"
         reason = f"no answer within {limit}: it hangs, or a server behind it, or it is not PostgreSQL"
         return NoConnectionError.at(host.place, reason)
 
@@ -197,7 +207,7 @@ class PostgresqlDialer:
         row = await connection.fetchrow(
             "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), "
             "pg_catalog.to_regprocedure($1) IS NOT NULL",
-            newest_function(self._options.schema),
+            newest_function(self.schema),
         )
         assert row is not None
         standby, read_only, complete = row
@@ -207,33 +217,24 @@ class PostgresqlDialer:
             raise ReadOnlyError
         return bool(complete)
 
-    async def _create_or_name_the_right(self, connection: DriverConnection) -> None:
-        try:
-            await create(connection, self._options.schema)
-        except driver.ServerError as error:
-            if driver.code_of(error) != "42501":
-                raise
-            detail = await missing_right(connection, self._options.schema)
-            refusal = BackendRefusedError(BACKEND, "create_schema", detail)
-            refusal.__cause__ = error
-            raise _ConclusiveError(refusal) from error
-
-    async def _create_or_refuse(self, connection: DriverConnection) -> None:
-        schema = self._options.schema
+    async def _create(self, connection: DriverConnection, operation: str) -> None:
         way_out = (
             "run 'fencing init --url ...' or what schema_sql() returns as a role that may create it; this role then "
             "needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables"
         )
-        if not self._options.create:
-            detail = f"schema {shown(schema)} lacks the tables or functions of this version; {way_out}"
-            raise _ConclusiveError(BackendRefusedError(BACKEND, "connect", detail))
+        by_command = operation == "create_schema"
+        if not (self.create or by_command):
+            detail = f"schema {shown(self.schema)} lacks the tables or functions of this version; {way_out}"
+            raise _ConclusiveError(BackendRefusedError(BACKEND, operation, detail))
         try:
-            await create(connection, schema)
+            await create(connection, self.schema)
         except driver.ServerError as error:
-            if driver.code_of(error) != "42501":
+            if code_of(error) != "42501":
                 raise
-            detail = f"the role may not use or create schema {shown(schema)}; {way_out}"
-            refusal = BackendRefusedError(BACKEND, "connect", detail)
+            detail = f"the role may not use or create schema {shown(self.schema)}; {way_out}"
+            if by_command:
+                detail = await missing_right(connection, self.schema)
+            refusal = BackendRefusedError(BACKEND, operation, detail)
             refusal.__cause__ = error
             raise _ConclusiveError(refusal) from error
 
@@ -244,7 +245,12 @@ async def _behind(host: PostgresqlUrl) -> Exception:
     if host.address is not None and not host.address[0].startswith("/"):
         try:
             async with asyncio.timeout(_PROBE_PATIENCE):
-                answer = await _asked_for_tls(*host.address)
+                reader, writer = await asyncio.open_connection(*host.address)
+                try:
+                    writer.write(_TLS_PLEASE)
+                    answer = await reader.read(1)
+                finally:
+                    writer.transport.abort()
         except OSError as error:  # every TimeoutError is one
             reason = f"{reason_of(error)}; is it PostgreSQL?"
     if answer == b"N" and _tls_mode(host) in _DEMANDING:
@@ -254,19 +260,6 @@ async def _behind(host: PostgresqlUrl) -> Exception:
     elif answer:
         reason = "the peer is not PostgreSQL"
     return NoConnectionError.at(host.place, reason)
-
-
-async def _asked_for_tls(host: str, port: int) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(_TLS_PLEASE)
-        return await reader.read(1)
-    finally:
-        writer.transport.abort()
-
-
-def _about_files(host: PostgresqlUrl) -> str | None:
-    return complaint_about(*map(host.file, TLS_FILES), names=TLS_FILES, password=host.file("sslpassword"))
 
 
 def _unusable(host: PostgresqlUrl) -> str:
@@ -280,3 +273,50 @@ def _unusable(host: PostgresqlUrl) -> str:
 
 def _tls_mode(host: PostgresqlUrl) -> str:
     return (host.file("sslmode") or "").replace("_", "-")
+
+
+class PostgresqlConnection(RequestConnection[PostgresqlSession]):
+    """The connection of one backend."""
+
+    def __init__(self, dialer: PostgresqlDialer) -> None:
+        super().__init__(dialer.dial, self._adapted)
+        self._dialer = dialer
+
+    async def ask(
+        self, statement: str, arguments: tuple[object, ...], *, urgent: bool = False, must_run: bool = False
+    ) -> DriverRow | None:
+        """
+        Run one *statement* with its parameters, as `run` does, and return its first row.
+
+        Raises:
+            Exception: the driver's error.
+        """
+        return await self.run(lambda session: session.ask(statement, arguments), urgent=urgent, must_run=must_run)
+
+    def _adapted(self, session: PostgresqlSession, error: Exception) -> bool:
+        """
+        Adapt to *error*. Return whether the request surely did nothing and may succeed if it runs again at once.
+
+        1. The server rolled the transaction back: run it again as it is.
+        2. A prepared statement is missing or another client's: a proxy pools transactions. Stop preparing statements.
+        3. The default isolation is not READ COMMITTED: give each statement a transaction with that level.
+        4. The schema is missing: connect anew, which looks for the right server and creates what is missing.
+        5. The server became read-only: connect anew for the next request. This one fails, because it was refused.
+        6. A prepared statement is out of date: prepare it anew.
+        """
+        code = code_of(error)
+        if code in _ROLLED_BACK:
+            return True
+        if code in _NOT_PREPARED and not session.pooled:
+            session.pooled = self._dialer.pooled = True
+            return True
+        if code == _WRONG_ISOLATION and not session.wrapped:
+            session.wrapped = True
+            return True
+        if code in _NO_SCHEMA or code == _READ_ONLY:
+            session.drop()
+            return code in _NO_SCHEMA
+        if isinstance(error, OutdatedStatement):
+            session.prepared.clear()
+            return True
+        return False
