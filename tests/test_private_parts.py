@@ -34,7 +34,7 @@ from fencing_sdk._values.drivers import WORKS
 from fencing_sdk._values.tasks import SteadyScope
 from fencing_sdk._values.token import token_of_lease
 from fencing_sdk.backends.redis.connection import dial as redis_dial
-from fencing_sdk.backends.redis.options import topology_from_client
+from fencing_sdk.backends.redis.options import servers_of_client
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.backends.zookeeper.connection import driver as zookeeper_driver
 from fencing_sdk.guards.sql import _transaction
@@ -197,25 +197,25 @@ async def open_with(monkeypatch: pytest.MonkeyPatch, kind: Any, **options: objec
 
 async def read_sentinels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     sentinel = renamed("redis.asyncio.sentinel", name, "Sentinel")([("s1", 1)])
-    topology_from_client(sentinel.master_for("service"))
+    servers_of_client(sentinel.master_for("service"))
 
 
 async def read_cluster(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     client = redis.asyncio.RedisCluster(host="h")
     client.nodes_manager = renamed("redis.asyncio.cluster", name, "NodesManager")
-    topology_from_client(client)
+    servers_of_client(client)
 
 
 async def read_client(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     client = redis.asyncio.Redis() if name == "connection_pool" else redis.asyncio.RedisCluster(host="h")
     monkeypatch.delattr(client, name)
-    topology_from_client(client)
+    servers_of_client(client)
 
 
 async def read_valkey(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     client = valkey.asyncio.Valkey()
     monkeypatch.delattr(client, name)
-    topology_from_client(client)
+    servers_of_client(client)
 
 
 async def open_zookeeper(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -265,15 +265,13 @@ class Part(NamedTuple):
     """Uses the part once it is taken away: an error names the version. Or the test of what is done without it."""
 
 
-DIAL, SETTINGS = "backends.redis.connection.dial", "backends.redis.connection.client_settings"
+DIAL, SETTINGS = "backends.redis.connection.dial", "backends.redis.options"
 KAZOO, SCOPE = "backends.zookeeper.connection.driver", "_engine.lease_scope"
 LOOP = "testing._loop"
 CONNECTION, STREAMS, CLUSTER = "redis.asyncio.connection", "asyncio.streams", "redis.asyncio.cluster"
 HANDLER, TRANSACTION = "kazoo.protocol.connection", "django.db.transaction"
 PACE = "unit/test_lease_scope.py::test_a_private_name_of_anyio_that_is_gone_costs_the_pace_alone"
 PARTS = [
-    Part("redis", "_connect", CONNECTION, {DIAL}, open_redis),
-    Part("redis", "_connection_arguments", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_reader", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_writer", CONNECTION, {DIAL}, open_redis),
     Part("redis", "_parser", CONNECTION, {DIAL}, open_redis),

@@ -13,10 +13,10 @@ from benchmarks.redis.peers import TTL, BareLock, patient_client
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LockClient, connect
-from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, line_keys
+from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys
 
 _NAME = "handed on"
-_QUEUE, _ = line_keys(RedisKeys(DEFAULT_PREFIX).tag(_NAME))
+_QUEUE = f"{RedisKeys(DEFAULT_PREFIX).tag(_NAME)}:q"
 _PATIENCE = 20.0
 
 

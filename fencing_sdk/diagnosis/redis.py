@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends.redis import RedisBackend
-from fencing_sdk.backends.redis.connection.dial import ServerDialer, ServerSettings
+from fencing_sdk.backends.redis.connection.dial import ServerSettings
 from fencing_sdk.backends.redis.connection.node import outcome_of
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
 from fencing_sdk.backends.redis.connection.topology import SLOTS, SentinelDialer, SentinelService, SlotMap
@@ -138,8 +138,7 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
     async def diagnose(self, ttl: float) -> Sequence[Finding]:
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
         if isinstance(self.backend, RedisQuorumBackend):
-            nodes = [each.server for each in self.backend._dialers if isinstance(each, ServerDialer)]
-            return await self._of_quorum(nodes)
+            return await self._of_quorum([each.server for each in self.backend._dialers])
         servers = self.backend._servers
         if isinstance(servers, SlotMap):
             return await self._of_cluster(servers)
@@ -149,7 +148,7 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
                 master = servers.server.at(*await servers.service.master())
                 findings += (await self._ask_each([master], fatal=True))[1]
             return findings
-        return (await self._ask_each([servers.server] if isinstance(servers, ServerDialer) else [], fatal=True))[1]
+        return (await self._ask_each([servers.server], fatal=True))[1]
 
     async def server_time(self) -> float | None:
         """Return None also for a quorum, of which no single server's clock counts."""

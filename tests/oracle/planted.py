@@ -259,7 +259,7 @@ REDIS = (
     Planted(
         "an heir has the token of the former",
         "redis/operating.lua [transfer]",
-        "token = grant(lease, last, kind, retention, heir, ttl, label, true, time)",
+        "token = grant(lease, last, kind, heir, ttl, label, true, time)",
         "redis.call('SET', lease, heir .. '\\0' .. token .. '\\0' .. label, 'PX', ttl)",
         _LOCKS,
     ),
@@ -272,7 +272,7 @@ REDIS = (
     ),
     Planted(
         "renewing for another owner",
-        "redis/renew.lua [renew]",
+        "redis/lease.lua [renew]",
         "elseif string.sub(held, 1, #owner + 1) == owner .. '\\0' then",
         "elseif held ~= '' then",
         _LOCKS,
@@ -292,7 +292,7 @@ REDIS = (
     ),
     Planted(
         "a share overtakes waiters",
-        "redis/acquire.lua [acquire in line]",
+        "redis/lease.lua [acquire in line]",
         "if left and turn ~= owner and number > readers_to then return left end",
         "",
         {"b": ("reader", "writer", "permit")},
@@ -320,20 +320,20 @@ REDIS = (
     ),
     Planted(
         "a permit wakes no other",
-        "redis/acquire.lua [acquire in line]",
+        "redis/lease.lua [acquire in line]",
         "serve(redis.call('GETEX', lease), time)",
         "",
         {"b": ("wide",), "c": ("writer", "wide")},
     ),
     Planted(
         "who leaves the line wakes no other",
-        "redis/release.lua [release in line]",
+        "redis/lease.lua [release in line]",
         "    if not e then return released end",
         "    do return released end",
     ),
     Planted(
         "a permit that has ended still counts",
-        "redis/acquire.lua [acquire beside]",
+        "redis/lease.lua [acquire beside]",
         "  if is_spread(held) then drop_ended(now) end\n",
         "",
         {"b": ("permit",)},
@@ -354,14 +354,14 @@ REDIS = (
     ),
     Planted(
         "releasing for another owner",
-        "redis/release.lua [release]",
+        "redis/lease.lua [release]",
         ".. '\\0' and 1 or -1) or 0",
         ".. '\\0' and 1 or 1) or 0",
         _LOCKS,
     ),
     Planted(
         "a token that does not grow",
-        "redis/acquire.lua [grant]",
+        "redis/lease.lua [grant]",
         "token, problem = higher + 1,",
         "token, problem = higher,",
         _LOCKS,
@@ -384,7 +384,7 @@ REDIS = (
 QUORUM = (
     Planted(
         "the last in line is woken",
-        "redis/quorum/line.lua [line]",
+        "redis/quorum/holds.lua [line]",
         "local head = redis.call('ZRANGE', q, 0, 0)[1]",
         "local head = redis.call('ZREVRANGE', q, 0, 0)[1]",
     ),

@@ -17,7 +17,7 @@ from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, Unrea
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.kahuna import requests as contract
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
-from fencing_sdk.backends.redis.errors import CODES, translated
+from fencing_sdk.backends.redis.errors import REFUSALS, translated
 from fencing_sdk.errors import BackendError
 from fencing_sdk.testing import World, WorldClient
 
@@ -119,7 +119,9 @@ REPLIES = st.recursive(
     max_leaves=4,
 )
 ERRORS = st.one_of(
-    st.sampled_from([*CODES, "NOSCRIPT", "MOVED 1 h:1", "ASK 1 h:1", "EXECABORT", "", "@user_script: 1: -"]),
+    st.sampled_from(
+        [*REFUSALS, "LOADING", "OOM", "NOSCRIPT", "MOVED 1 h:1", "ASK 1 h:1", "EXECABORT", "", "@user_script: 1: -"]
+    ),
     pieces("ERR ", "@user_script: ", " ", "-", "\r", "\n", CLAIM.owner),
 ).map(ReplyError)
 

@@ -51,7 +51,7 @@ PARTS = (
         "\u2028",
     ),
     *("localhost", "host:6379", "user:", "6379", ":99999", "0", "-1", "1e9", "mymaster", "/locks.db", ":memory:"),
-    *("tokens=", "counter", "hybrid", "synchronous=", "full", "db=", "prefix=", "fair=", "retention=", "inf", "nan"),
+    *("tokens=", "counter", "hybrid", "synchronous=", "full", "db=", "prefix=", "retention=", "inf", "nan"),
     *("ssl_cert_reqs=", "none", "socket_timeout=", "min_replicas=", "durability=", "ca=", "connections=", "9" * 30),
     *("connect_timeout=", "ssl_context=", "sentinel_password=", "client_name=", "\ud800", "\u0130", "\u00b2", "\uff10"),
 )

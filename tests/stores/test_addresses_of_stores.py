@@ -1,4 +1,4 @@
-"""Redis, etcd, ZooKeeper and Kahuna are found although the first address of their name swallows packets."""
+"""etcd, ZooKeeper and Kahuna are found although the first address of their name swallows packets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ import pytest
 from etcd_server import EtcdCluster
 from kahuna_server import KahunaServer
 from local_ports import HOST
-from redis_cluster import Cluster
-from redis_sentinels import Sentinels
-from redis_server import RedisServer
-from throwaway_certificates import Certificates
 from zookeeper_server import ZooKeeperServer
 
 from fencing_sdk import connect
@@ -25,7 +21,6 @@ from fencing_sdk.guards.kahuna import KahunaGuard
 pytest_plugins = [
     "etcd_fixtures",
     "kahuna_fixtures",
-    "redis_fixtures",
     "zookeeper_fixtures",
 ]
 
@@ -92,34 +87,6 @@ class WithGuardSuite(AddressesSuite):
                 await guard.raise_to("a", 34)
                 assert await guard.highest("a") == 34
         await guard.aclose()
-
-
-class TestRedis(AddressesSuite):
-    @pytest.fixture
-    def place(self, redis_server: RedisServer) -> Place:
-        return Place(f"redis://{NAME}:{redis_server.port}", [redis_server.port])
-
-
-class TestRedisWithTls(AddressesSuite):
-    @pytest.fixture
-    def place(self, start_redis, certificates: Certificates) -> Place:
-        port = start_redis(tls=certificates).tls_port
-        return Place(f"rediss://{NAME}:{port}?ssl_ca_certs={certificates.authority}", [port])
-
-
-class TestRedisCluster(AddressesSuite):
-    @pytest.fixture
-    def place(self, redis_cluster: Cluster) -> Place:
-        ports = [node.port for node in redis_cluster.nodes]
-        return Place("redis+cluster://" + ",".join(f"{OTHER}:{port}" for port in ports), ports)
-
-
-class TestSentinel(AddressesSuite):
-    @pytest.fixture
-    def place(self, redis_sentinels: Sentinels) -> Place:
-        ports = [each.port for each in redis_sentinels.sentinels]
-        hosts = ",".join(f"{NAME}:{port}" for port in ports)
-        return Place(f"redis+sentinel://{hosts}/{redis_sentinels.name}", ports)
 
 
 class TestEtcd(WithGuardSuite):

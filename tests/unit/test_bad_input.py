@@ -251,9 +251,7 @@ OPTIONS: dict[str, dict[str, list[object]]] = {
 OPTIONS["rediss"] = {
     "prefix": [None, "", 5, True, b"fencing", [], "a\nb", "\0", "a{b}", "x" * 600, Loud()],
     "tokens": OPTIONS["memory"]["tokens"],
-    "fair": [None, "", "maybe", 5, 2.0, b"true", [], "a\nb", Loud()],
     "min_replicas": [None, "", -1, 1.5, True, "two", b"1", [], HUGE, 10**6, "\u0661", Loud()],
-    "retention": [None, "", 0, -1, 0.5, True, math.nan, math.inf, "soon", [], HUGE, Loud()],
     **{option: [None, "", b"text", []] for option in DRIVER_OPTIONS},
 }
 OPTIONS["rediss+quorum"] = {"prefix": OPTIONS["rediss"]["prefix"]} | {

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from fencing_sdk import connect
-from fencing_sdk._dialing import by_turns, connected_socket
 from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Permit, Renewal, Revoked
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.error_translation import (
@@ -323,88 +321,6 @@ async def test_servers_that_take_no_connection_are_told_with_their_hosts_and_por
 
 def test_an_error_names_a_few_servers_of_many():
     assert no_connection_to([str(number) for number in range(7)]) == "no connection to 0, 1, 2, 3, 4 and 2 more"
-
-
-@pytest.fixture
-def resolved(monkeypatch):
-    """Let ``name`` have the addresses in the list that is returned."""
-    found: list[str] = []
-    resolve = socket.getaddrinfo
-
-    def answered(host, *arguments, **options):
-        hosts = found if host == "name" else [host]
-        return [each for one in hosts for each in resolve(one, *arguments, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", answered)
-    return found
-
-
-@pytest.fixture
-def listening():
-    """A port of 127.0.0.3 alone; connections to it stay in the backlog."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.3", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
-@pytest.fixture
-def silent(listening):
-    """The same port of 127.0.0.2, where a full backlog swallows packets."""
-    with socket.socket() as listener, socket.socket() as one, socket.socket() as another:
-        listener.bind(("127.0.0.2", listening))
-        listener.listen(0)
-        for filler in (one, another):
-            filler.settimeout(0)
-            filler.connect_ex(("127.0.0.2", listening))
-        yield
-
-
-class TestAddresses:
-    @pytest.mark.parametrize("host", ["127.0.0.3", "::1", "fe80::1%lo"])
-    async def test_an_address_is_left_to_the_driver(self, host):
-        assert await connected_socket(host, 1) is None
-
-    @pytest.mark.parametrize(
-        "addresses",
-        [
-            pytest.param(["127.0.0.3"], id="alone"),
-            pytest.param(["127.0.0.1", "127.0.0.3"], id="after one that refuses"),
-            pytest.param(["127.0.0.2", "127.0.0.3"], id="after one that swallows packets"),
-            pytest.param(["127.0.0.2", "127.0.0.1", "127.0.0.3"], id="after both"),
-        ],
-    )
-    async def test_the_first_address_that_takes_the_connection_is_used(self, addresses, resolved, listening, silent):
-        resolved += addresses
-        async with asyncio.timeout(30):
-            with await connected_socket("name", listening) as link:
-                assert link.getpeername() == ("127.0.0.3", listening)
-
-    def test_the_families_take_turns(self):
-        """The resolver may list many addresses of one that does not work here."""
-        six = [(socket.AF_INET6, 0, 0, "", (each, 1, 0, 0)) for each in "abc"]
-        four = (socket.AF_INET, 0, 0, "", ("d", 1))
-        assert by_turns([*six, four]) == [six[0], four, *six[1:]]
-
-    async def test_the_error_is_the_one_of_all_addresses(self, resolved):
-        resolved += ["127.0.0.4", "127.0.0.5"]
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            with pytest.raises(ConnectionRefusedError):
-                await connected_socket("name", unused.getsockname()[1])
-
-    async def test_a_name_without_an_address_is_told_as_the_resolver_does(self):
-        with pytest.raises(socket.gaierror):
-            await connected_socket("no-such-host.invalid", 1)
-
-    async def test_who_gives_up_leaves_no_socket_open(self, resolved, listening, silent):
-        """An open one would warn when it is collected, and a warning is an error here."""
-        resolved += ["127.0.0.2", "127.0.0.2"]
-        dialing = asyncio.ensure_future(connected_socket("name", listening))
-        await asyncio.sleep(0.3)  # both are being tried
-        dialing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await dialing
 
 
 # The rules of etcd and ZooKeeper about a line of nodes, as tables. `tests/simulation/line_model.py` plays `rival_of`

@@ -9,23 +9,21 @@ Locks in Redis or Valkey: one server, a master that Sentinels watch, or a cluste
 Tokens: hybrid by default, so they keep growing when the server loses its memory. Clock: the server's.
 Waiters: first come, first served, woken by a message. The backend has one connection to each server.
 
-    __init__.py       the backend, as the client calls it
-    requests.py       the requests to the server, and the keys of a lock
-    answers.py        how its answers are read
-    waiters.py        the waiters of one client, and what wakes them
-    channels.py       the messages that reach them
-    losses.py         notices grants that end behind their holder's back
-    operating.py      lists what is held and who waits, and takes grants away
-    scripts.py        the Lua scripts beside it, each one atomic step at the server
-    options.py        reads the URL, and the options of redis-py in it
-    errors.py         translates errors of the driver to those of the contract
-    connection/       finds the servers, and keeps one connection to each:
-        router.py           which server runs a script
-        node.py             one server: its connection, and the next one when it breaks
-        pipe.py             the protocol of a connection that all requests share
-        dial.py             opens a connection; asks several servers, and takes the first answer
-        topology.py         where the masters are: the map of a cluster, and what Sentinels say
-        client_settings.py  reads the settings of a client of redis-py or valkey-py
+    __init__.py         the backend, as the client calls it
+    requests.py         the requests to the server and how its answers are read; the keys of a lock
+    posted_requests.py  acquire and release without a task
+    waiters.py          the waiters of one client, and the messages that wake them
+    losses.py           notices grants that end behind their holder's back
+    operating.py        lists what is held and who waits
+    scripts.py          the Lua scripts beside it, each one atomic step at the server
+    options.py          reads a URL with the options of redis-py, or the settings of a client of redis-py or valkey-py
+    errors.py           translates errors of the driver to those of the contract
+    connection/         finds the servers, and keeps one connection to each:
+        router.py       which server runs a script
+        node.py         one server: its connection, and the next one when it breaks
+        pipe.py         the protocol of a connection that all requests share
+        dial.py         opens a connection; asks several servers, and takes the first answer
+        topology.py     where the masters are: the map of a cluster, and what Sentinels say
 """
 
 from __future__ import annotations
@@ -42,31 +40,28 @@ from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
-from fencing_sdk.backends.redis.answers import (
+from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer
+from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError, outcome_of
+from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
+from fencing_sdk.backends.redis.connection.router import ClusterRouter, SingleMasterRouter
+from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SlotMap
+from fencing_sdk.backends.redis.errors import translating
+from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends.redis.operating import RedisListing
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, servers_of_client, servers_of_url
+from fencing_sdk.backends.redis.posted_requests import RedisPosts
+from fencing_sdk.backends.redis.requests import (
+    DEFAULT_PREFIX,
     NO_HOLDER,
+    RedisKeys,
+    RedisRequests,
+    check_prefix,
     read_acquired,
     read_holder,
     read_holders,
     read_release,
     read_renewals,
     read_transfer,
-)
-from fencing_sdk.backends.redis.connection.dial import RedisDialer
-from fencing_sdk.backends.redis.connection.node import CallOutcome, RedisNode, UnconfirmedError, outcome_of
-from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
-from fencing_sdk.backends.redis.connection.router import ClusterRouter, RedisRouter, SingleMasterRouter
-from fencing_sdk.backends.redis.connection.topology import SlotMap
-from fencing_sdk.backends.redis.errors import translating
-from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.operating import RedisListing, RedisRevocations
-from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, RedisTopology, topology_from_client, topology_from_url
-from fencing_sdk.backends.redis.posted_requests import RedisPosts
-from fencing_sdk.backends.redis.requests import (
-    DEFAULT_PREFIX,
-    DEFAULT_RETENTION,
-    RedisKeys,
-    RedisRequests,
-    check_prefix,
 )
 from fencing_sdk.backends.redis.scripts import PRELOADED, ScriptCall
 from fencing_sdk.backends.redis.waiters import RedisWaiter, RedisWaiters
@@ -91,55 +86,37 @@ class RedisBackend(Uncopied):
 
         tokens: ``"hybrid"``, or ``"counter"`` for 1, 2, 3, which start again when the server loses its data.
 
-        fair: Whether waiters are served in the order of their arrival. If not, a free lock goes to the
-            first request; waiters are still woken one at a time.
-
         min_replicas: Replicas that must have a grant or a renewal before it counts. The backend undoes a
             grant that they do not confirm, and tries again.
-
-        retention: Seconds for which the server keeps the last token of a lock after its last grant. Hybrid
-            tokens keep growing afterwards, unless the server's clock was set back by more than that.
 
     Raises:
         ConfigurationError: an argument has a wrong type or value. No I/O happens before the first call.
     """
 
     def __init__(
-        self,
-        client: object,
-        *,
-        prefix: str = DEFAULT_PREFIX,
-        tokens: str = "hybrid",
-        fair: bool = True,
-        min_replicas: int = 0,
-        retention: float = DEFAULT_RETENTION,
+        self, client: object, *, prefix: str = DEFAULT_PREFIX, tokens: str = "hybrid", min_replicas: int = 0
     ) -> None:
-        topology = client if isinstance(client, RedisTopology) else topology_from_client(client)
-        self._servers = topology.servers
-        keys = RedisKeys(check_prefix(prefix))
-        sharded = isinstance(topology.servers, SlotMap)
-        self._requests = RedisRequests(
-            keys, tokens=tokens, fair=fair, retention=retention, min_replicas=min_replicas, sharded=sharded
+        self._servers = (
+            client if isinstance(client, ServerDialer | SentinelDialer | SlotMap) else servers_of_client(client)
         )
-        self._router = self._make_router(topology)
+        keys = RedisKeys(check_prefix(prefix))
+        sharded = isinstance(self._servers, SlotMap)
+        self._requests = RedisRequests(keys, tokens=tokens, min_replicas=min_replicas, sharded=sharded)
+
+        def make_node(dialer: RedisDialer) -> RedisNode:
+            return RedisNode(dialer, on_push=self._on_push, on_connect=self._on_connect, in_cluster=sharded)
+
+        self._router = (
+            ClusterRouter(self._servers, make_node)
+            if isinstance(self._servers, SlotMap)
+            else SingleMasterRouter(make_node(self._servers))
+        )
         self._batch = 1 if sharded else _BATCH  # on a cluster each lock has a slot of its own
         self._losses = RedisLossWatcher(self._look)
         self._listing = RedisListing(keys, self._requests, self._router, batch=self._batch)
-        self._revocations = RedisRevocations(self._requests, self._router)
         self._waiters = RedisWaiters(self._router, self._requests, keys, self._losses, sharded=sharded)
-        posts = RedisPosts(keys, self._requests, self._router, self._losses, self._revocations.reasons)
+        posts = RedisPosts(keys, self._requests, self._router, self._losses, self._reasons)
         self._posts = None if self._requests.replicas else posts
-
-    def _make_router(self, topology: RedisTopology) -> RedisRouter:
-        servers = topology.servers
-
-        def make_node(dialer: RedisDialer) -> RedisNode:
-            in_cluster = isinstance(servers, SlotMap)
-            return RedisNode(dialer, on_push=self._on_push, on_connect=self._on_connect, in_cluster=in_cluster)
-
-        if isinstance(servers, SlotMap):
-            return ClusterRouter(servers, make_node)
-        return SingleMasterRouter(servers, make_node)
 
     def _on_connect(self, node: RedisNode, pipe: Pipe) -> None:
         for script in PRELOADED:  # if the server does not permit it, the first use loads the script
@@ -160,7 +137,13 @@ class RedisBackend(Uncopied):
         """See `fencing_sdk.abc.Backend.acquire`."""
         call = self._requests.acquire(claim)
         with translating("acquire"):
-            answer = read_acquired(await self._run_acquire(call, claim))
+            try:
+                answer = read_acquired(await self._router.run(call))
+            except UnconfirmedError as error:
+                answer = read_acquired(error.reply)
+                if isinstance(answer, Grant):  # too few replicas have it, so another server could grant it again
+                    await self._run_release(self._requests.release(claim), claim)
+                    raise
         if isinstance(answer, Grant):
             self._losses.granted(call.keys[0], claim, answer.token)
         return answer
@@ -177,43 +160,38 @@ class RedisBackend(Uncopied):
         """See ``abc._powers.SupportsPosts.post_release``."""
         return None if self._posts is None or claim.mode is not LOCK else self._posts.release(claim, answer)
 
-    async def _run_acquire(self, call: ScriptCall, claim: Claim) -> Reply:
-        """Run the call; release a grant that too few replicas confirm, because another server could grant it again."""
-        try:
-            return await self._router.run(call)
-        except UnconfirmedError as error:
-            if isinstance(read_acquired(error.reply), Busy):
-                return error.reply
-            await self._run_release(self._requests.release(claim), claim)
-            raise
-
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
         with translating("renew"):
-            renewals = await self._renew(claims)
-        return await with_reasons(claims, renewals, self._revocations.reasons)
+            shares = [claim for claim in claims if claim.mode is not LOCK and claim.mode.shared]
+            if not shares:
+                renewals = await self._renew(_batches(claims, self._batch))
+            else:  # by a script of their own
+                alone = [claim for claim in claims if not claim.mode.shared]
+                found = await self._renew([*_batches(alone, self._batch), *_batches(shares, self._batch)])
+                of_alone, of_shares = iter(found[: len(alone)]), iter(found[len(alone) :])
+                renewals = [next(of_shares if claim.mode.shared else of_alone) for claim in claims]
+        return await with_reasons(claims, renewals, self._reasons)
 
-    async def _renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew shares and the others, by a script each. Raise only if no call has an answer."""
-        shares = [claim for claim in claims if claim.mode is not LOCK and claim.mode.shared]
-        alone = [claim for claim in claims if not claim.mode.shared] if shares else claims
-        batches = [*_batches(alone, self._batch), *_batches(shares, self._batch)]
+    async def _renew(self, batches: Sequence[Sequence[Claim]]) -> list[Renewal]:
+        """Renew each batch by a call. Raise only if no call has an answer."""
         calls = [self._requests.renew(batch) for batch in batches]
         for call, batch in zip(calls, batches, strict=True):
             if not batch[0].mode.shared:
                 self._losses.renewing(call.keys, batch)
         outcomes = await self._router.run_all(calls)
-        if shares:
-            outcomes = [await self._renewed_alone(*each) for each in zip(outcomes, batches, strict=True)]
+        for number, batch in enumerate(batches):
+            if len(batch) == 1 and batch[0].mode.shared:
+                for call in self._requests.renew_share_alone(batch[0]):
+                    outcome = outcomes[number]
+                    if not (isinstance(outcome, ReplyError) and outcome.code == "TRYAGAIN"):
+                        break  # else its slot is moving, and the server has not all of its keys
+                    outcomes[number] = await outcome_of(self._router.run(call))
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures and len(failures) == len(outcomes):
             raise failures[0]
         answers = zip(batches, outcomes, strict=True)
-        renewals = [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
-        if not shares:
-            return renewals
-        of_alone, of_shares = iter(renewals[: len(alone)]), iter(renewals[len(alone) :])
-        return [next(of_shares if claim.mode.shared else of_alone) for claim in claims]
+        return [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
 
     async def _look(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """Ask whether *claims* are still held, all of them shares or none. That renews what is not a share."""
@@ -224,16 +202,7 @@ class RedisBackend(Uncopied):
         outcomes = await self._router.run_all([self._requests.check_shares(batch) for batch in batches])
         answers = zip(batches, outcomes, strict=True)
         renewals = [renewal for batch, outcome in answers for renewal in read_renewals(outcome, len(batch))]
-        return await with_reasons(claims, renewals, self._revocations.reasons)
-
-    async def _renewed_alone(self, outcome: CallOutcome, claims: Sequence[Claim]) -> CallOutcome:
-        """Renew a share with fewer keys where its slot is moving, and the server has not all of them."""
-        alone = len(claims) == 1 and claims[0].mode.shared
-        for call in self._requests.renew_share_alone(claims[0]) if alone else ():
-            if not (isinstance(outcome, ReplyError) and outcome.code == "TRYAGAIN"):
-                break
-            outcome = await outcome_of(self._router.run(call))
-        return outcome
+        return await with_reasons(claims, renewals, self._reasons)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -245,23 +214,20 @@ class RedisBackend(Uncopied):
             refusal = read_release(await self._run_release(call, claim))
         if refusal is None or self._losses.may_be_released(claim):
             return None
-        return (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+        return (await with_reasons([claim], [refusal], self._reasons))[0]
 
     async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
         """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
         self._losses.ended(self._requests.lease(of.name), of)
         with translating("transfer"):
-            outcome = read_transfer(await self._run_transfer(self._requests.transfer(of, to)))
-        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._revocations.reasons)
-
-    async def _run_transfer(self, call: ScriptCall) -> Reply:
-        try:
-            return await self._router.run(call)
-        except ReplyError as error:
-            if error.code != "TRYAGAIN":
-                raise
-            detail = "the slot is moving, and its keys are on two servers"
-            raise BackendRefusedError(type(self).__name__, "transfer", detail) from error
+            try:
+                outcome = read_transfer(await self._router.run(self._requests.transfer(of, to)))
+            except ReplyError as error:
+                if error.code != "TRYAGAIN":
+                    raise
+                detail = "the slot is moving, and its keys are on two servers"
+                raise BackendRefusedError(type(self).__name__, "transfer", detail) from error
+        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._reasons)
 
     async def _run_release(self, call: ScriptCall, claim: Claim) -> Reply:
         try:
@@ -298,9 +264,14 @@ class RedisBackend(Uncopied):
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
         with translating("revoke"):
-            revoked = await self._revocations.revoke(name, token, reason)
+            revoked = await self._router.run(self._requests.revoke(name, token, reason))
         self._losses.changed(self._requests.lease(name))
-        return revoked
+        return revoked == 1
+
+    async def _reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """Ask why the grants of *claims* were revoked. The server keeps that for as long as they would have lasted."""
+        answers = await self._router.run_all([self._requests.revoked(claim) for claim in claims])
+        return [answer.decode(errors="replace") if isinstance(answer, bytes) else None for answer in answers]
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
@@ -335,4 +306,4 @@ def from_url(url: str, **options: object) -> RedisBackend:
     ours = option_names(RedisBackend)
     chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS))
     own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
-    return RedisBackend(topology_from_url(url, chosen), **own)  # what remains are the driver's
+    return RedisBackend(servers_of_url(url, chosen), **own)  # what remains are the driver's

@@ -3,8 +3,8 @@ Translates errors of Redis and its driver to the two errors of the contract.
 
 `BackendRefusedError` needs both: another try cannot help, *and* nothing was granted, because the engine then stops
 without a release. Every other error, known or not, is `BackendUnavailableError`: the outcome of the request is
-unknown until the next request. The class and the code of an error reply decide. The text of a driver's error is never
-repeated, because it may quote a URL.
+unknown until the next request. The class and the code of an error reply decide. A message has the server's own words
+up to the first quote, and no other text of the driver, which may hold a URL.
 """
 
 from __future__ import annotations
@@ -16,60 +16,37 @@ import redis.exceptions as driver
 from redis.asyncio.sentinel import MasterNotFoundError
 
 from fencing_sdk._http.tls import distrust
-from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, Verdict, verdict_by_class
 from fencing_sdk.backends.redis.connection.dial import BACKEND, ReplicaError, UnreachableError
 from fencing_sdk.backends.redis.connection.node import UnconfirmedError
-from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, named_command
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, before_quotes, named_command
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 _RULES = "see the rules on the backend's page"
-CODES: dict[str, Verdict] = {
-    # Another try may help.
-    "LOADING": (BackendUnavailableError, "the server is loading its data"),
-    "BUSY": (BackendUnavailableError, "the server is busy with a script"),
-    "READONLY": (BackendUnavailableError, "a replica grants no locks; the next call looks for the master again"),
-    "MASTERDOWN": (BackendUnavailableError, "the server is a replica whose master is down"),
-    "CLUSTERDOWN": (BackendUnavailableError, "the cluster does not serve all slots"),
-    "TRYAGAIN": (BackendUnavailableError, "the slot is moving"),
-    "NOREPLICAS": (BackendUnavailableError, "too few replicas are connected for the server to accept writes"),
-    "MISCONF": (BackendUnavailableError, "the server cannot save its data"),
-    "OOM": (BackendUnavailableError, "the server has reached its maxmemory"),
-    # Another try cannot help.
-    "DENIED": (
-        BackendRefusedError,
-        "the server is in protected mode, and accepts only its own machine; give it a password (requirepass)",
-    ),
-    "NOAUTH": (BackendRefusedError, "the server requires a password"),
-    "WRONGPASS": (BackendRefusedError, "wrong user or password"),
-    "NOPERM": (BackendRefusedError, f"the user may not use a command or a key; ACL LOG names it; {_RULES}"),
-    "WRONGTYPE": (BackendRefusedError, "a key of the lock holds something else; set another prefix"),
-    "TOKENRANGE": (BackendRefusedError, "the next token would not fit into 53 bits; is the server's clock right?"),
-    "NOCOMMAND": (BackendRefusedError, "the server does not know a command; was it renamed or disabled?"),
-    "ERR": (
-        BackendRefusedError,
-        "the server refuses a command of a script; does a key of the lock hold something else?",
-    ),
+REFUSALS = {
+    "DENIED": "the server is in protected mode, and accepts only its own machine; give it a password (requirepass)",
+    "NOAUTH": "the server requires a password",
+    "WRONGPASS": "wrong user or password",
+    "NOPERM": f"the user may not use a command or a key; ACL LOG names it; {_RULES}",
+    "WRONGTYPE": "a key of the lock holds something else; set another prefix",
+    "TOKENRANGE": "the next token would not fit into 53 bits; is the server's clock right?",
+    "NOCOMMAND": "the server does not know a command; was it renamed or disabled?",
+    "ERR": "the server refuses a command of a script; does a key of the lock hold something else?",
 }
+"""The codes that another try cannot change, and what to do."""
 
-CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
+_CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (UnconfirmedError, (BackendUnavailableError, "too few replicas confirmed the write")),
     (PipeError, (BackendUnavailableError, "the connection broke")),
-    (driver.AuthenticationWrongNumberOfArgsError, CODES["WRONGPASS"]),
-    (driver.AuthenticationError, CODES["WRONGPASS"]),
-    (driver.NoPermissionError, CODES["NOPERM"]),
-    (driver.BusyLoadingError, CODES["LOADING"]),
-    (driver.ReadOnlyError, CODES["READONLY"]),
-    (driver.ClusterDownError, CODES["CLUSTERDOWN"]),
+    (driver.AuthenticationWrongNumberOfArgsError, (BackendRefusedError, REFUSALS["WRONGPASS"])),
+    (driver.AuthenticationError, (BackendRefusedError, REFUSALS["WRONGPASS"])),
+    (driver.NoPermissionError, (BackendRefusedError, REFUSALS["NOPERM"])),
+    (driver.BusyLoadingError, (BackendUnavailableError, "the server is loading its data")),
     (driver.MaxConnectionsError, (BackendUnavailableError, "the server has no connection left; see its maxclients")),
     (MasterNotFoundError, (BackendUnavailableError, "no Sentinel knows a running master; is the service right?")),
-    (
-        driver.ResponseError,
-        (BackendRefusedError, "the server refuses the first commands of a connection; does the database exist?"),
-    ),
     (driver.ConnectionError, (BackendUnavailableError, "no connection to the server")),
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )
-
 _UNKNOWN: Verdict = (BackendUnavailableError, "Redis failed")
 
 
@@ -91,37 +68,24 @@ def translated(operation: str, error: Exception) -> BackendError:
     return kind(BACKEND, operation, f"{hint} ({cause})")
 
 
-LOGIN_REPLIES = {
-    "DB index is out of range": "the server has no database of that number; its setting 'databases' says how many",
-    "SELECT is not allowed in cluster mode": "a server of a cluster has database 0 alone",
-}
-"""What servers say of a database that they do not have: the code of both is ERR."""
-
-
 def _verdict(error: BaseException) -> Verdict:
     if isinstance(error, ReplyError):
-        return CODES.get(error.code, _UNKNOWN)
-    if isinstance(error, driver.ResponseError):
-        for reply, hint in LOGIN_REPLIES.items():
-            if reply in str(error):
-                return BackendRefusedError, hint
-    if type(error) is driver.ResponseError and (known := CODES.get(str(error).partition(" ")[0])) is not None:
-        return known
+        hint = REFUSALS.get(error.code)
+        said = f"the server replied: {error.said}" if error.said else "the server replied with an error"
+        return (BackendRefusedError, hint) if hint else (BackendUnavailableError, said)
     if isinstance(error, ssl.SSLCertVerificationError):
         return BackendRefusedError, distrust(error, "ssl_ca_certs")
-    for kind, verdict in CLASSES:
-        if isinstance(error, kind):
-            inner = error.__cause__
-            return verdict if inner is None or verdict[0] is BackendRefusedError else _refusal(inner) or verdict
-    return _UNKNOWN
-
-
-def _refusal(error: BaseException) -> Verdict | None:
-    """The verdict on the cause of a connection error, if another try cannot help."""
-    verdict = _verdict(error)
-    if isinstance(error, ReplyError) and error.code != "NOPERM":
-        return None  # the reply to WAIT; a demoted master sends such replies too
-    return verdict if verdict[0] is BackendRefusedError else None
+    verdict = verdict_by_class(error, _CLASSES, _UNKNOWN)
+    if isinstance(error, driver.ResponseError) and verdict is _UNKNOWN:  # of the first commands of a connection
+        said = before_quotes(str(error))
+        if isinstance(error, driver.ReadOnlyError | driver.ClusterDownError):
+            return BackendUnavailableError, f"the server replied: {said}"
+        return BackendRefusedError, REFUSALS.get(said.partition(" ")[0], f"the server refuses the connection: {said}")
+    inner = error.__cause__
+    if isinstance(inner, ReplyError) and inner.code != "NOPERM":
+        return verdict  # the reply to WAIT; a demoted master sends such replies too
+    found = verdict if inner is None or verdict is _UNKNOWN else _verdict(inner)
+    return found if found[0] is BackendRefusedError else verdict
 
 
 translating = partial(ErrorTranslation, translated)

@@ -110,7 +110,7 @@ local function serve(held, time, asking)
         if digits then
           redis.call('SET', lease, owner .. '\0' .. digits .. '\0' .. label, 'PX', ttl)
         else
-          digits = grant(lease, last, kind, retention, owner, ttl, label, true, time)
+          digits = grant(lease, last, kind, owner, ttl, label, true, time)
           if type(digits) == 'table' then failed = digits end
         end
         -- Granted first, then announced. The message names the sign of life from which the grant counts.
@@ -138,11 +138,11 @@ end
 -- [stand]
 -- Signs of life of waiters, which also join the lines of their names. Then the lines are served.
 --   KEYS  lease, last, q, w of each name, and e, h; on a cluster these two only of one with waiters for shares among them
---   ARGV  kind, retention; then for each name: number of its keys, number of waiters; then for each of them: owner, and
---         what w keeps of it, without the milliseconds
+--   ARGV  kind; then for each name: number of its keys, number of waiters; then for each of them: owner, and what w keeps
+--         of it, without the milliseconds
 --   ->    for each name: an error | {ms left of the lease (negative: none), token of the waiter that has the lock now (''
 --         if none), then the number of that waiter, or of those that may ask}
-local time, answers, key, argument = redis.call('TIME'), {}, 1, 3
+local time, answers, key, argument = redis.call('TIME'), {}, 1, 2
 local now = milliseconds(time)
 
 -- Note the signs of life of owners, and let those that are new join. Return nil, or an error.

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.tasks import retrieve
@@ -126,8 +128,10 @@ class RedisLossWatcher(LossNotices):
     def on_push(self, message: list[Reply]) -> None:
         """Look at the leases that a message reports as changed; at all of them after FLUSHALL."""
         if message[0] == b"invalidate":
-            keys = message[1]
-            self._look_soon(self._of_keys(self._held if keys is None else _decoded(keys)))
+            keys: Iterable[str] = self._held
+            if isinstance(message[1], list):  # keys of other programs may have any bytes
+                keys = [key.decode(errors="replace") for key in message[1] if isinstance(key, bytes)]
+            self._look_soon(self._of_keys(keys))
 
     def changed(self, key: str) -> None:
         """Look at a lease that this connection has changed itself: the server does not report that."""
@@ -141,37 +145,27 @@ class RedisLossWatcher(LossNotices):
             to_look_at = self._shares_to_look_at if claim.mode.shared else self._to_look_at
             to_look_at[claim.owner] = key, claim
         if self._to_look_at:
-            self._task.start(self._look_at_single)
+            self._task.start(partial(self._look_at, self._to_look_at, 0.0))
         if self._shares_to_look_at:
-            self._share_task.start(self._look_at_shares)
+            self._share_task.start(partial(self._look_at, self._shares_to_look_at, _LOOK_EVERY))
 
-    async def _look_at_single(self) -> None:
-        while self._to_look_at:
-            await self._look_at(self._to_look_at)
-
-    async def _look_at_shares(self) -> None:
-        while self._shares_to_look_at:
-            await self._look_at(self._shares_to_look_at)
-            await asyncio.sleep(_LOOK_EVERY)
-
-    async def _look_at(self, grants: dict[str, tuple[str, Claim]]) -> None:
-        looked = [(key, claim) for key, claim in grants.values() if self.holds(key, claim)]
-        grants.clear()
-        if not looked:
-            return
-        try:
-            renewals = await self._look([claim for _, claim in looked])
-        except Exception:  # noqa: BLE001  (a failed request proves no loss; the heartbeat asks again)
-            return
-        for (key, claim), renewal in zip(looked, renewals, strict=True):
-            if isinstance(renewal, Revoked):
-                self._lost(key, claim, LossReason.REVOKED, renewal.reason)
-            elif renewal in _REASONS:
-                self._lost(key, claim, _REASONS[renewal])
-
-    def _lost(self, key: str, claim: Claim, reason: LossReason, detail: str = "") -> None:
-        if self._forget(key, claim) is not None:  # else its holder has released it meanwhile
-            self.notify(claim, reason, detail)
+    async def _look_at(self, grants: dict[str, tuple[str, Claim]], pause: float) -> None:
+        while grants:
+            looked = [(key, claim) for key, claim in grants.values() if self.holds(key, claim)]
+            grants.clear()
+            renewals: Sequence[Renewal | Revoked] = []
+            with suppress(Exception):  # a failed request proves no loss; the heartbeat asks again
+                renewals = await self._look([claim for _, claim in looked]) if looked else []
+            for (key, claim), renewal in zip(looked, renewals, strict=False):
+                lost = isinstance(renewal, Revoked) or renewal in _REASONS
+                if not lost or self._forget(key, claim) is None:
+                    continue  # its holder has released it meanwhile
+                if isinstance(renewal, Revoked):
+                    self.notify(claim, LossReason.REVOKED, renewal.reason)
+                else:
+                    self.notify(claim, _REASONS[renewal])
+            if pause:
+                await asyncio.sleep(pause)
 
     async def aclose(self) -> None:
         """End the looks that are under way, and watch no lease again: a message may come while connections close."""
@@ -184,8 +178,3 @@ class RedisLossWatcher(LossNotices):
 
 def _drop(reply: Reply) -> None:
     """Neither the value nor an error matters. Not a future: it would take a turn of the loop."""
-
-
-def _decoded(keys: object) -> list[str]:
-    """Decode the keys of a message. Keys of other programs may have any bytes."""
-    return [key.decode(errors="replace") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []

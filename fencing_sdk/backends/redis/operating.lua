@@ -110,9 +110,9 @@ end
 -- End every grant that has this token, note the reason for its holders, and serve the line. The last token stays, so the
 -- next grant has a higher one.
 --   KEYS  lease, last, q, w, e, h, x
---   ARGV  kind, retention, token, reason
+--   ARGV  kind, token, reason
 --   ->    1 a grant had this token, and has ended | 0 no grant has it
-local x, wanted, reason = KEYS[7], ARGV[3], ARGV[4]
+local x, wanted, reason = KEYS[7], ARGV[2], ARGV[3]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' then return held end
 if not held then return 0 end
@@ -155,9 +155,9 @@ return 1
 -- Pass the grant of one owner to another, in its mode and with its number, under a token of its own; readers keep theirs.
 -- A call that is repeated finds the heir as the owner. The line stays as it is, because no room was freed.
 --   KEYS  lease, last, q, w, e, h, x
---   ARGV  kind, retention, owner, heir, ttl in ms, label, reason for the former owner
+--   ARGV  kind, owner, heir, ttl in ms, label, reason for the former owner
 --   ->    "TOKEN", of a share {"TOKEN", permit or -1} | 0 the owner holds nothing | -1 another owner holds the name
-local x, owner, heir, ttl, label, reason = KEYS[7], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local x, owner, heir, ttl, label, reason = KEYS[7], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local held = redis.pcall('GETEX', lease)
 if type(held) == 'table' then return held end
 if not held then return 0 end
@@ -172,7 +172,7 @@ if not is_shared(held) then
   end
   if holder ~= owner then return -1 end
   local left = redis.call('PTTL', lease)
-  token = grant(lease, last, kind, retention, heir, ttl, label, true, time)
+  token = grant(lease, last, kind, heir, ttl, label, true, time)
   if type(token) == 'table' then
     redis.call('SET', lease, held, 'PX', left)
     return token

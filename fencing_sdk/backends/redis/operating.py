@@ -1,5 +1,5 @@
 """
-Lists what is held and who waits, and takes grants away.
+Lists what is held and who waits.
 
 A listing walks over the leases with SCAN, one server after the other: a page is one SCAN and one look at the leases
 that it has found, so the server is kept busy for less than a millisecond at a time, and nothing is remembered
@@ -19,16 +19,15 @@ meanwhile, key by key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from fencing_sdk._values.claim import Claim, Holder, Listing, Waiting, holder_of, mode_named
+from fencing_sdk._values.claim import Holder, Listing, Waiting, holder_of, mode_named
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk.backends.redis.answers import read_holders
-from fencing_sdk.backends.redis.connection.node import RedisNode
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import Masters, RedisRouter
-from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests
+from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests, read_holders
 from fencing_sdk.errors import ConfigurationError
 
 _LOOKED_AT = 50
@@ -56,7 +55,7 @@ class ListingCursor(NamedTuple):
         Read the cursor of a page; None is the begin.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: it is not from a page.
         """
         if cursor is None:
             return cls()
@@ -65,11 +64,6 @@ class ListingCursor(NamedTuple):
             return cls(layout, int(numbers[0]), int(numbers[1]), numbers[2].encode())
         msg = "cursor must come from a page of this listing"
         raise ConfigurationError(msg)
-
-    @property
-    def begins_a_server(self) -> bool:
-        """True if nothing of its server was listed yet."""
-        return self.cursor == _BEGIN
 
 
 class KeyWalk:
@@ -92,7 +86,12 @@ class KeyWalk:
         server = servers[at.server]
         connection = self._number(await server.pipe())
         scanned = at.cursor if at.connection == connection else _BEGIN
-        scanned, found = await _scan(server, scanned, pattern, count)
+        match await server.ask("SCAN", scanned, "MATCH", pattern, "COUNT", count):
+            case [bytes() as scanned, list() as keys]:
+                found = [key for key in keys if isinstance(key, bytes)]
+            case _:
+                msg = "not an answer to SCAN"
+                raise TypeError(msg)
         if scanned != _BEGIN:
             return found, ListingCursor(layout, at.server, connection, scanned).written()
         return found, ListingCursor(layout, at.server + 1).written() if layout else None
@@ -117,7 +116,7 @@ class RedisListing:
     async def page(self, prefix: str, cursor: str | None, limit: int) -> Listing:
         """See `fencing_sdk.abc.SupportsListing.list_holders`."""
         at = ListingCursor.read(cursor)
-        masters = await self._router.masters(anew=at.begins_a_server)
+        masters = await self._router.masters(anew=at.cursor == _BEGIN)
         found, after = await self._walk.page(at, masters, self._keys.leases(prefix), limit)
         return Listing(
             await self._describe([name for key in found if (name := self._keys.name(key)) is not None]), after
@@ -127,18 +126,18 @@ class RedisListing:
         """Look at leases: what has ended since they were found is left out, and so is what is not a lease."""
         batches = [names[start : start + self._batch] for start in range(0, len(names), self._batch)]
         holders: list[Holder] = []
-        for batch, outcome in zip(batches, await self._run_all(batches), strict=True):
+        calls = [self._requests.listed(batch) for batch in batches]
+        if self._batch == 1:
+            outcomes = await self._router.run_all(calls)
+        else:  # one run at a time on a single server, so that the calls of others get in between
+            outcomes = [await self._router.run(call) for call in calls]
+        for batch, outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 raise outcome
             for name, lock in zip(batch, outcome if isinstance(outcome, list) else [], strict=True):
-                holders += _read_listed(name, lock)
+                with suppress(ReplyError):  # the key holds something else
+                    holders += read_holders(name, lock)
         return holders
-
-    async def _run_all(self, batches: Sequence[Sequence[str]]) -> Sequence[Reply | Exception]:
-        """One run at a time on a single server, so that the calls of others get in between."""
-        if self._batch == 1:
-            return await self._router.run_all([self._requests.listed(batch) for batch in batches])
-        return [await self._router.run(self._requests.listed(batch)) for batch in batches]
 
     async def waiters(self, name: str) -> list[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
@@ -148,61 +147,16 @@ class RedisListing:
             reply = await self._router.run(self._requests.waiting(name, after, _STRETCH))
             stretch = reply if isinstance(reply, list) else []
             for place in range(0, len(stretch), 3):
-                waiters += _read_waiter(stretch[place + 1], stretch[place + 2])
+                said, _, label = _text(stretch[place + 2]).partition("\0")
+                match said.split(" "):
+                    case [_, _, word, permits, *_]:  # else it has gone without leaving
+                        mode = mode_named(word, int(permits) if word == "permit" else None)
+                        waiters.append(
+                            Waiting(holder_of(_text(stretch[place + 1])), mode, None, label[1:] if label else None)
+                        )
             after = _text(stretch[-3]) if len(stretch) == 3 * _STRETCH else ""
         return waiters
 
 
-async def _scan(node: RedisNode, cursor: bytes, pattern: str, count: int) -> tuple[bytes, list[bytes]]:
-    """Ask one server for the next keys."""
-    reply = await node.ask("SCAN", cursor, "MATCH", pattern, "COUNT", count)
-    match reply:
-        case [bytes() as scanned, list() as found]:
-            return scanned, [key for key in found if isinstance(key, bytes)]
-    msg = "not an answer to SCAN"
-    raise TypeError(msg)
-
-
-def _read_listed(name: str, lock: Reply) -> list[Holder]:
-    """Read what the script says about one lock; nothing if its lease holds something else."""
-    try:
-        return read_holders(name, lock)
-    except ReplyError:
-        return []
-
-
-def _read_waiter(owner: Reply, sign: Reply) -> list[Waiting]:
-    """Read one waiter; nothing if it has gone without leaving. When it came is not kept."""
-    said, _, label = _text(sign).partition("\0")
-    match said.split(" "):
-        case [_, _, word, permits, *_]:
-            mode = mode_named(word, int(permits) if word == "permit" else None)
-            return [Waiting(holder_of(_text(owner)), mode, None, label[1:] if label else None)]
-    return []
-
-
 def _text(reply: Reply) -> str:
     return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
-
-
-class RedisRevocations:
-    """
-    Revokes for one backend.
-
-    The server compares the token, ends the grant and serves the line in one step (`operating.lua`). It keeps the reason
-    for as long as the grant would have lasted. A holder hears of the end by client tracking, as of any other change of
-    its lease, or at its next heartbeat; only when its renewal is refused does it ask for a reason.
-    """
-
-    def __init__(self, requests: RedisRequests, router: RedisRouter) -> None:
-        self._requests = requests
-        self._router = router
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        return await self._router.run(self._requests.revoke(name, token, reason)) == 1
-
-    async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
-        """For claims whose grants have ended: why they were revoked; None where no operator did it."""
-        answers = await self._router.run_all([self._requests.revoked(claim) for claim in claims])
-        return [answer.decode(errors="replace") if isinstance(answer, bytes) else None for answer in answers]

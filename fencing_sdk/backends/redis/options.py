@@ -10,248 +10,287 @@ Reads a URL or a client: which servers the backend connects to, and how. Opens n
 User and password are those of the servers; the ones of the Sentinels are options in the query. An error never
 repeats a part of the URL: a mistyped password may stand in any of them. The options of redis-py in the query are read
 strictly: a typing error must not turn TLS off.
+
+Of a client that the user has made, the backend copies the settings with which the client makes its connections. It does
+not use, change or close them. It copies those of valkey-py into redis-py, so that there is one driver, with one set of
+errors.
 """
 
 from __future__ import annotations
 
-import ssl
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from urllib.parse import parse_qsl
+from typing import Any, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
+from fencing_sdk._values.drivers import DIFFERS, KnownDriver
 from fencing_sdk._values.options import read_seconds, read_switch
 from fencing_sdk._values.url import StoreUrl, decoded, read_database, refuse_url, split_url
-from fencing_sdk.backends.redis.connection.client_settings import servers_of_client
-from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer, ServerSettings
-from fencing_sdk.backends.redis.connection.topology import Address, SentinelDialer, SentinelService, SlotMap
+from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, ServerDialer, ServerSettings
+from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SentinelService, SlotMap
 from fencing_sdk.errors import ConfigurationError
 
-DEFAULT_PORT = 6379
-_SENTINEL_PORT = 26379
+Servers: TypeAlias = ServerDialer | SentinelDialer | SlotMap
+"""One server, the master of a service, or the nodes of a cluster."""
+
+DEFAULT_PORT, _SENTINEL_PORT = 6379, 26379
+_FEWEST, _MOST = 3, 7
+"""Nodes of a quorum."""
+
+Schemes: TypeAlias = Mapping[str, tuple[type[AbstractConnection], tuple[str, ...]]]
+"""How servers are reached, and the beginnings of the driver's options that a scheme refuses."""
+
+_PLAIN, _TLS = ("ssl_", "sentinel_"), ("sentinel_",)
+_SCHEMES: Schemes = {
+    "redis": (Connection, _PLAIN),
+    "rediss": (SSLConnection, _TLS),
+    "valkey": (Connection, _PLAIN),
+    "valkeys": (SSLConnection, _TLS),
+    "unix": (UnixDomainSocketConnection, _PLAIN),
+    "redis+unix": (UnixDomainSocketConnection, _PLAIN),
+    "redis+sentinel": (Connection, ("ssl_",)),
+    "rediss+sentinel": (SSLConnection, ()),
+    "redis+cluster": (Connection, _PLAIN),
+    "rediss+cluster": (SSLConnection, _TLS),
+}
+_QUORUM_SCHEMES: Schemes = {"redis+quorum": (Connection, _PLAIN), "rediss+quorum": (SSLConnection, _TLS)}
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class RedisTopology:
-    """The servers with the locks: one server, the master of a service, or the nodes of a cluster."""
-
-    servers: RedisDialer | SlotMap
-
-
-@dataclass(frozen=True, slots=True)
-class RedisUrlKind:
-    """What a scheme says: how servers are reached, and which options of the driver are refused, by their beginnings."""
-
-    kind: type[AbstractConnection]
-    refused: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scheme(RedisUrlKind):
-    read: Callable[[RedisUrlParts], RedisTopology]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RedisUrlParts:
-    """A URL, and the arguments for the driver that it stands for."""
-
-    kind: type[AbstractConnection]
-    arguments: dict[str, object]
-    url: StoreUrl
-
-    def addresses(self, port: int) -> list[Address]:
-        """Read the hosts, separated by commas."""
-        return [address.at(port) for address in self.url.addresses()]
-
-    def server(self) -> ServerSettings:
-        """How to connect to the servers, apart from their addresses."""
-        return ServerSettings(self.kind, self.arguments)
-
-    def take_database(self, text: str) -> None:
-        """Read the number of the database in the path. It must not stand in the query too."""
-        number = read_database(text)
-        if number is None:
-            return
-        if "db" in self.arguments:
-            refuse_url("names the database twice, in its path and as db")
-        self.arguments["db"] = number
-
-
-def topology_from_url(url: str, options: Mapping[str, object] | None = None) -> RedisTopology:
+def servers_of_url(url: str, options: Mapping[str, object]) -> Servers:
     """
-    Read *url*.
-
-    Args:
-        url: One of the forms at the top of this module.
-
-        options: The driver's options, named in `DRIVER_OPTIONS`. Without this argument they are read from
-            the query of *url*, and its other names are ignored.
+    Read *url* with the driver's *options*, named in `DRIVER_OPTIONS`.
 
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
-    parts = read_url(url, options, SCHEMES)
-    return SCHEMES[url.partition("://")[0]].read(parts)
+    parts, kind, arguments = _read_url(url, options, _SCHEMES)
+    form, path = parts.scheme.rpartition("+")[2], parts.path.strip("/")
+    if form == "unix":
+        if parts.hosts or not path:
+            refuse_url("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
+        return ServerDialer(ServerSettings(kind, {**arguments, "path": decoded(parts.path, "path")}))
+    if form == "sentinel":
+        service, _, database = path.partition("/")
+        if not parts.hosts or not service:
+            refuse_url(
+                "must look like redis+sentinel://host:26379,host:26379/service, with the service the Sentinels watch"
+            )
+        _take_database(database, arguments)
+        login = {name: arguments.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        shared = {name: value for name, value in arguments.items() if name.startswith(("ssl_", "socket_"))}
+        sentinel = ServerSettings(kind, {**shared, **login})
+        sentinels = [sentinel.at(*address.at(_SENTINEL_PORT)) for address in parts.addresses()]
+        return SentinelDialer(ServerSettings(kind, arguments), SentinelService(decoded(service, "path"), sentinels))
+    if form == "cluster":
+        if not parts.hosts:
+            refuse_url("must look like redis+cluster://host:6379,host:6379")
+        if path or arguments.get("db"):
+            refuse_url("names a database, but a cluster has only one; leave it out")
+        seeds = [address.at(DEFAULT_PORT) for address in parts.addresses()]
+        return SlotMap(ServerSettings(kind, arguments), seeds=seeds)
+    if "," in parts.hosts:
+        refuse_url("names several hosts; for Sentinels write redis+sentinel://, for a cluster redis+cluster://")
+    [address] = [one.at(DEFAULT_PORT) for one in parts.addresses()] if parts.hosts else [("localhost", DEFAULT_PORT)]
+    _take_database(parts.path, arguments)
+    return ServerDialer(ServerSettings(kind, arguments).at(*address))
 
 
-def read_url(url: str, options: Mapping[str, object] | None, schemes: Mapping[str, RedisUrlKind]) -> RedisUrlParts:
+def nodes_of_url(url: str, options: Mapping[str, object]) -> list[ServerDialer]:
     """
-    Split *url*, which begins with one of *schemes*, into its parts.
+    Read the *url* of a quorum, as `servers_of_url`.
 
     Raises:
         ConfigurationError: the URL or an option cannot be used.
     """
+    parts, kind, arguments = _read_url(url, options, _QUORUM_SCHEMES)
+    if not parts.hosts:
+        refuse_url("must look like redis+quorum://host:6379,host:6379,host:6379")
+    addresses = [address.at(DEFAULT_PORT) for address in parts.addresses()]
+    _take_database(parts.path.strip("/"), arguments)
+    if len(set(addresses)) < len(addresses):
+        refuse_url("names one server twice: it would vote twice")
+    return [ServerDialer(ServerSettings(kind, arguments).at(*address)) for address in addresses]
+
+
+def _read_url(
+    url: str, options: Mapping[str, object], schemes: Schemes
+) -> tuple[StoreUrl, type[AbstractConnection], dict[str, object]]:
+    """Return the parts of *url*, the class of its connections, and their arguments, apart from the addresses."""
     scheme = url.partition("://")[0]
     if scheme not in schemes:
         msg = f"url must begin with one of {', '.join(f'{known}://' for known in schemes)}"
         raise ConfigurationError(msg)
-    parts = split_url(url)
-    if options is None:
-        options = {
-            name: value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name in DRIVER_OPTIONS
-        }
-    found = schemes[scheme]
-    arguments = _with_login(parts, driver_arguments(options, refused=found.refused))
-    return RedisUrlParts(found.kind, arguments, parts)
-
-
-def topology_from_client(client: object) -> RedisTopology:
-    """
-    Read how *client* makes its connections. The client itself is not used.
-
-    Raises:
-        ConfigurationError: it is not an asyncio client of redis-py or valkey-py, or it connects to replicas.
-    """
-    return RedisTopology(servers_of_client(client))
-
-
-def _single(parts: RedisUrlParts) -> RedisTopology:
-    if "," in parts.url.hosts:
-        refuse_url("names several hosts; for Sentinels write redis+sentinel://, for a cluster redis+cluster://")
-    [address] = parts.addresses(DEFAULT_PORT) if parts.url.hosts else [("localhost", DEFAULT_PORT)]
-    parts.take_database(parts.url.path)
-    return RedisTopology(ServerDialer(parts.server().at(*address)))
-
-
-def _unix(parts: RedisUrlParts) -> RedisTopology:
-    if parts.url.hosts or not parts.url.path.strip("/"):
-        refuse_url("must look like unix:///path/to/socket?db=0, with three slashes, because a socket has no host")
-    parts.arguments["path"] = decoded(parts.url.path, "path")
-    return RedisTopology(ServerDialer(parts.server()))
-
-
-def _sentinel(parts: RedisUrlParts) -> RedisTopology:
-    service, _, database = parts.url.path.strip("/").partition("/")
-    if not parts.url.hosts or not service:
-        refuse_url(
-            "must look like redis+sentinel://host:26379,host:26379/service, with the service the Sentinels watch"
-        )
-    addresses = parts.addresses(_SENTINEL_PORT)
-    parts.take_database(database)
-    login = {name: parts.arguments.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-    shared = {name: value for name, value in parts.arguments.items() if name.startswith(("ssl_", "socket_"))}
-    sentinel = ServerSettings(parts.kind, {**shared, **login})
-    sentinels = [sentinel.at(*address) for address in addresses]
-    return RedisTopology(SentinelDialer(parts.server(), SentinelService(decoded(service, "path"), sentinels)))
-
-
-def _cluster(parts: RedisUrlParts) -> RedisTopology:
-    if not parts.url.hosts:
-        refuse_url("must look like redis+cluster://host:6379,host:6379")
-    if parts.url.path.strip("/") or parts.arguments.get("db"):
-        refuse_url("names a database, but a cluster has only one; leave it out")
-    return RedisTopology(SlotMap(parts.server(), seeds=parts.addresses(DEFAULT_PORT)))
-
-
-_PLAIN = ("ssl_", "sentinel_")
-_TLS = ("sentinel_",)
-_SOCKET = ("ssl_", "sentinel_", "socket_keepalive")
-
-SCHEMES: Mapping[str, _Scheme] = {
-    "redis": _Scheme(Connection, _PLAIN, _single),
-    "rediss": _Scheme(SSLConnection, _TLS, _single),
-    "valkey": _Scheme(Connection, _PLAIN, _single),
-    "valkeys": _Scheme(SSLConnection, _TLS, _single),
-    "unix": _Scheme(UnixDomainSocketConnection, _SOCKET, _unix),
-    "redis+unix": _Scheme(UnixDomainSocketConnection, _SOCKET, _unix),
-    "redis+sentinel": _Scheme(Connection, ("ssl_",), _sentinel),
-    "rediss+sentinel": _Scheme(SSLConnection, (), _sentinel),
-    "redis+cluster": _Scheme(Connection, _PLAIN, _cluster),
-    "rediss+cluster": _Scheme(SSLConnection, _TLS, _cluster),
-}
-"""The schemes of one server, a service of Sentinels, and a cluster."""
-
-
-def _with_login(parts: StoreUrl, arguments: dict[str, object]) -> dict[str, object]:
-    """Add the user and the password that stand before the host."""
-    found = {name: text for name, text in (("username", parts.user), ("password", parts.password)) if text}
-    if found.keys() & arguments.keys():
-        refuse_url("names the user or the password twice, before the host and in the query")
-    login = arguments | found
-    if "password" in login:
-        login.setdefault("username", "default")  # as RESP3 does; a server without a password accepts any
-    elif "username" in login:
-        refuse_url("names a user without a password; write user:password@host, or :password@host")
-    return login
-
-
-_FEWEST, _MOST = 3, 7
-QUORUM_SCHEMES: Mapping[str, RedisUrlKind] = {
-    "redis+quorum": RedisUrlKind(Connection, ("ssl_", "sentinel_")),
-    "rediss+quorum": RedisUrlKind(SSLConnection, ("sentinel_",)),
-}
-"""The schemes of a quorum."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class QuorumTopology:
-    """The nodes of a quorum."""
-
-    dialers: Sequence[RedisDialer]
-
-    def __post_init__(self) -> None:
-        if not _FEWEST <= len(self.dialers) <= _MOST:
-            msg = f"a quorum needs {_FEWEST} to {_MOST} independent servers, not {len(self.dialers)}; for one: redis://"
+    parts, (kind, refused) = split_url(url), schemes[scheme]
+    arguments: dict[str, object] = {}
+    for name, value in options.items():
+        if refused and name.startswith(refused):
+            msg = f"{name} needs another scheme: write rediss:// for TLS, redis+sentinel:// for Sentinels"
             raise ConfigurationError(msg)
+        arguments[name] = _READERS[name](name, value)
+    login = {name: text for name, text in (("username", parts.user), ("password", parts.password)) if text}
+    if login.keys() & arguments.keys():
+        refuse_url("names the user or the password twice, before the host and in the query")
+    arguments |= login
+    if "password" in arguments:
+        arguments.setdefault("username", "default")  # as RESP3 does; a server without a password accepts any
+    elif "username" in arguments:
+        refuse_url("names a user without a password; write user:password@host, or :password@host")
+    return parts, kind, arguments
 
 
-def quorum_from_url(url: str, options: Mapping[str, object]) -> QuorumTopology:
+def _take_database(text: str, arguments: dict[str, object]) -> None:
+    number = read_database(text)
+    if number is not None and "db" in arguments:
+        refuse_url("names the database twice, in its path and as db")
+    if number is not None:
+        arguments["db"] = number
+
+
+def nodes_of_clients(clients: object) -> list[ServerDialer]:
     """
-    Read *url*.
+    Read how *clients* connect, each to one node of a quorum; those of a URL are dialers already.
 
     Raises:
-        ConfigurationError: the URL or an option cannot be used.
-    """
-    parts = read_url(url, options, QUORUM_SCHEMES)
-    if not parts.url.hosts:
-        refuse_url("must look like redis+quorum://host:6379,host:6379,host:6379")
-    addresses = parts.addresses(DEFAULT_PORT)
-    parts.take_database(parts.url.path.strip("/"))
-    if len(set(addresses)) < len(addresses):
-        refuse_url("names one server twice: it would vote twice")
-    return QuorumTopology([ServerDialer(parts.server().at(*address)) for address in addresses])
-
-
-def quorum_from_clients(clients: object) -> QuorumTopology:
-    """
-    Read how *clients* make their connections, each to one server. The clients themselves are not used.
-
-    Raises:
-        ConfigurationError: they are not asyncio clients of redis-py or valkey-py, or not each of one server.
+        ConfigurationError: they are not clients of redis-py or valkey-py, not each of one server, or too few.
     """
     if not isinstance(clients, Sequence) or isinstance(clients, str | bytes):
         msg = "clients must be a list of asyncio clients of redis-py or valkey-py, one for each node"
         raise ConfigurationError(msg)
-    servers = [servers_of_client(client) for client in clients]
+    servers = [client if isinstance(client, ServerDialer) else servers_of_client(client) for client in clients]
     dialers = [server for server in servers if isinstance(server, ServerDialer)]
     if len(dialers) < len(servers):
         msg = "clients must lead to one server each, not to a cluster, nor to a service of Sentinels: it may fail over"
         raise ConfigurationError(msg)
-    return QuorumTopology(dialers)
+    if not _FEWEST <= len(dialers) <= _MOST:
+        msg = f"a quorum needs {_FEWEST} to {_MOST} independent servers, not {len(dialers)}; for one: redis://"
+        raise ConfigurationError(msg)
+    return dialers
 
 
-Reader = Callable[[str, object], object]
+VALKEY_PY = KnownDriver("valkey", user=BACKEND)
+
+_OWN_ARGUMENTS = {
+    "encoder_class",
+    "event_dispatcher",
+    "legacy_responses",
+    "parser_class",
+    "retry_on_error",
+    "retry_on_timeout",
+}
+_OWN_PREFIXES = ("driver_info", "himport_", "lib_", "maint", "orig_", "oss_")
+"""Arguments for the client's own connections: decoding, resends, maintenance of the server, its name."""
+
+_KINDS: Mapping[str, type[AbstractConnection]] = {
+    kind.__name__: kind for kind in (UnixDomainSocketConnection, SSLConnection, Connection)
+}
+
+
+def servers_of_client(client: object) -> Servers:
+    """
+    Read which servers *client* connects to, and how.
+
+    Raises:
+        ConfigurationError: it is not a client of redis-py or valkey-py, it connects to replicas, or its connections do
+            what those of asyncio cannot.
+    """
+    kind = type(client)
+    try:
+        if not hasattr(client, "command_stack"):  # a pipeline has one
+            if isinstance(client, _classes("Redis", "Valkey")):
+                return _servers_of_pool(client.connection_pool)  # type: ignore[attr-defined]
+            if isinstance(client, _classes("RedisCluster", "ValkeyCluster")):
+                return _slots_of_cluster(client.nodes_manager)  # type: ignore[attr-defined]
+    except DIFFERS as error:
+        driver = VALKEY_PY if _is_of_valkey(client) else REDIS_PY
+        msg = f"client cannot be read, pass a URL: {driver.described(error)}"
+        raise ConfigurationError(msg) from error
+    msg = (
+        "client must be a Redis or RedisCluster of redis.asyncio or redis, or those of valkey; "
+        f"got {kind.__name__} of {kind.__module__}"
+    )
+    raise ConfigurationError(msg)
+
+
+def _is_of_valkey(part: object) -> bool:
+    return any(parent.__module__.startswith("valkey.") for parent in type(part).__mro__)
+
+
+def _classes(*names: str) -> tuple[type, ...]:
+    packages = ("redis", "redis.asyncio", "valkey", "valkey.asyncio")
+    modules = [sys.modules.get(package) for package in packages]  # the caller that made such a client has imported it
+    return tuple(getattr(module, name) for module in modules for name in names if hasattr(module, name))
+
+
+def _servers_of_pool(pool: Any) -> ServerDialer | SentinelDialer:
+    server = _copied(pool.connection_class, pool.connection_kwargs)
+    if not any(kind.__name__ == "SentinelConnectionPool" for kind in type(pool).__mro__):
+        return ServerDialer(server)
+    sentinel = pool.sentinel_manager
+    if not pool.is_master:
+        msg = "client connects to replicas, which take no locks; pass the client of Sentinel.master_for"
+        raise ConfigurationError(msg)
+    pools = [one.connection_pool for one in sentinel.sentinels]
+    return SentinelDialer(
+        server,
+        SentinelService(
+            pool.service_name,
+            [_copied(pool.connection_class, pool.connection_kwargs) for pool in pools],
+            peers=sentinel.min_other_sentinels,
+            host=None if _is_of_valkey(sentinel) else sentinel._force_master_ip,  # noqa: SLF001
+        ),
+    )
+
+
+def _slots_of_cluster(nodes: Any) -> SlotMap:
+    arguments = dict(nodes.connection_kwargs)
+    for name in ("redis_connect_func", "valkey_connect_func"):
+        arguments.pop(name, None)  # it sends READONLY, for reads from replicas
+    plain = SSLConnection if arguments.pop("ssl", False) else Connection  # as a client for threads says it
+    kind = arguments.pop("connection_class", plain)
+    seeds = [(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
+    return SlotMap(_copied(kind, arguments), seeds=seeds, remap=nodes.address_remap)
+
+
+def _copied(kind: type, arguments: Mapping[str, object]) -> ServerSettings:
+    """
+    Copy the arguments of the user's connections for the class of redis-py that connects like *kind*.
+
+    Raises:
+        ConfigurationError: *kind* is unknown, or its connections would be less safe as those of asyncio.
+    """
+    ancestors = [ancestor.__name__ for ancestor in kind.__mro__]
+    of_the_user = issubclass(kind, AbstractConnection) and not kind.__module__.startswith("redis.")
+    if of_the_user and "SentinelManagedConnection" not in ancestors:
+        plain: type[AbstractConnection] | None = kind
+    else:
+        plain = next((_KINDS[name] for name in ancestors if name in _KINDS), None)
+    if plain is None:
+        msg = f"client has connections of an unknown kind, {kind.__name__}; pass a URL"
+        raise ConfigurationError(msg)
+    known = _parameters(plain)
+    if not any(ancestor.__module__.endswith(".asyncio.connection") for ancestor in kind.__mro__):
+        lost = [name for name, value in arguments.items() if name.startswith("ssl_") and value and name not in known]
+        lost += [name for name in ("redis_connect_func", "valkey_connect_func") if arguments.get(name) is not None]
+        if lost:
+            names = ", ".join(lost)
+            msg = f"client has {names}, which connections of asyncio cannot take; pass a client of redis.asyncio"
+            raise ConfigurationError(msg)
+    taken = {name for name in known - _OWN_ARGUMENTS if not name.startswith(_OWN_PREFIXES)}
+    copied = {name: value for name, value in arguments.items() if name in taken}
+    if not isinstance(copied.get("socket_keepalive_options"), Mapping):
+        copied.pop("socket_keepalive_options", None)
+    if arguments.get("valkey_connect_func") is not None:
+        copied["redis_connect_func"] = arguments["valkey_connect_func"]
+    if copied.get("password") and not copied.get("username"):
+        copied["username"] = "default"  # as RESP3 does; a server without a password accepts any
+    return ServerSettings(plain, copied)
+
+
+def _parameters(kind: type) -> set[str]:
+    makers = [vars(ancestor)["__init__"] for ancestor in kind.__mro__ if "__init__" in vars(ancestor)]
+    return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
 def _text(name: str, value: object) -> object:
@@ -262,11 +301,10 @@ def _text(name: str, value: object) -> object:
 
 
 def _client_name(name: str, value: object) -> object:
-    text = _text(name, value)
-    if all("!" <= letter <= "~" for letter in str(text)):
-        return text
-    msg = f"{name} must have no spaces, and no letters beyond ASCII: the server would refuse it"
-    raise ConfigurationError(msg)
+    if not all("!" <= letter <= "~" for letter in str(_text(name, value))):
+        msg = f"{name} must have no spaces, and no letters beyond ASCII: the server would refuse it"
+        raise ConfigurationError(msg)
+    return value
 
 
 def _database(name: str, value: object) -> object:
@@ -280,55 +318,29 @@ def _database(name: str, value: object) -> object:
     return int(text)
 
 
-def _choice(choices: Mapping[str, object]) -> Reader:
-    def read(name: str, value: object) -> object:
-        text = str(value).lower()
-        if not isinstance(value, str | bool) or text not in choices:  # None is not "none": it must not turn TLS off
-            msg = f"{name} must be one of {', '.join(choices)}"
-            raise ConfigurationError(msg)
-        return choices[text]
-
-    return read
+def _cert_reqs(name: str, value: object) -> object:
+    text = str(value).lower()
+    if not isinstance(value, str) or text not in {"required", "optional", "none"}:  # None must not turn TLS off
+        msg = f"{name} must be one of required, optional, none"
+        raise ConfigurationError(msg)
+    return text
 
 
-_READERS: Mapping[str, Reader] = {
+_READERS: Mapping[str, Callable[[str, object], object]] = {
     "db": _database,
     "username": _text,
     "password": _text,
     "client_name": _client_name,
     "socket_connect_timeout": read_seconds,
     "socket_timeout": read_seconds,
-    "socket_keepalive": read_switch,
     "sentinel_username": _text,
     "sentinel_password": _text,
     "ssl_ca_certs": _text,
-    "ssl_ca_data": _text,
     "ssl_certfile": _text,
     "ssl_keyfile": _text,
-    "ssl_ciphers": _text,
-    "ssl_cert_reqs": _choice({"required": "required", "optional": "optional", "none": "none"}),
+    "ssl_cert_reqs": _cert_reqs,
     "ssl_check_hostname": read_switch,
-    "ssl_min_version": _choice({"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}),
 }
 
 DRIVER_OPTIONS = tuple(_READERS)
 """The options of a URL's query, or of `connect`, that belong to the driver and not to the backend."""
-
-
-def driver_arguments(options: Mapping[str, object], *, refused: tuple[str, ...] = ()) -> dict[str, object]:
-    """
-    Convert *options*, named in `DRIVER_OPTIONS`, to arguments of redis-py's connections.
-
-    Args:
-        options: Names and values; a value from a URL is a text.
-
-        refused: Beginnings of names that have no meaning for the scheme.
-
-    Raises:
-        ConfigurationError: a value has a wrong type or range, or the scheme does not take the option.
-    """
-    for name in options:
-        if refused and name.startswith(refused):
-            msg = f"{name} needs another scheme: write rediss:// for TLS, redis+sentinel:// for Sentinels"
-            raise ConfigurationError(msg)
-    return {name: _READERS[name](name, value) for name, value in options.items()}

@@ -11,17 +11,23 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
+from fencing_sdk._values.claim import Claim, Grant, Renewal, Revoked
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.losses import Reasons, with_reasons
-from fencing_sdk.backends.redis.answers import read_acquired, read_release
 from fencing_sdk.backends.redis.connection.node import NOT_MASTER, SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
 from fencing_sdk.backends.redis.connection.router import RedisRouter
 from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.requests import RedisKeys, RedisRequests, milliseconds, stored
+from fencing_sdk.backends.redis.requests import (
+    RedisKeys,
+    RedisRequests,
+    milliseconds,
+    read_acquired,
+    read_release,
+    stored,
+)
 from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendError
 
@@ -32,7 +38,7 @@ _SUFFIX = 2
 """Characters that every key of a lock has behind its tag."""
 
 Parts = tuple[Any, ...]
-"""What is filled in: the length of a key, the tag; then a length and a text each for owner, ttl and label."""
+"""The length of a key and the tag; then a length and a text each for owner, ttl and label."""
 
 
 class PackedCall:
@@ -67,20 +73,7 @@ class PackedCall:
 
 
 class RedisPosts:
-    """
-    Posts the requests of one backend.
-
-    Args:
-        keys: The keys of its prefix.
-
-        requests: Makes the calls that are posted.
-
-        router: Knows the open connections.
-
-        losses: Follows grants, and their ends.
-
-        reasons: Asks why a grant was revoked, when its release is refused.
-    """
+    """Posts the requests of one backend. *reasons* says why a grant was revoked, when its release is refused."""
 
     def __init__(
         self,
@@ -92,7 +85,7 @@ class RedisPosts:
     ) -> None:
         self._keys = keys
         self._router = router
-        self._losses = losses
+        self.losses = losses
         self._reasons = reasons
         self._asking = BackgroundTasks()
         self._acquire = PackedCall(requests.acquire(_OPEN), keys.tag(_OPEN.name))
@@ -108,7 +101,7 @@ class RedisPosts:
         packed_tag, owner, ttl = tag.encode(), claim.owner.encode(), b"%d" % milliseconds(claim.ttl)
         label = stored(claim.label).encode()
         parts = (len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner, len(ttl), ttl, len(label), label)
-        post = AcquirePost(pipe, answer, self._losses, lease, claim)
+        post = AcquirePost(pipe, answer, self, claim, lease)
         return post if pipe.post(self._acquire(parts), post, followed=True) else None
 
     def release(self, claim: Claim, answer: Callable[[Any], None]) -> ReleasePost | None:
@@ -118,45 +111,42 @@ class RedisPosts:
         pipe = self._router.last_pipe(lease)
         if pipe is None:
             return None
-        self._losses.ended(lease, claim)
+        self.losses.ended(lease, claim)
         packed_tag, owner = tag.encode(), claim.owner.encode()
-        post = ReleasePost(pipe, answer, self, claim)
-        return (
-            post if pipe.post(self._release((len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner)), post) else None
-        )
-
-    def may_be_released(self, claim: Claim) -> bool:
-        """See `RedisLossWatcher.may_be_released`."""
-        return self._losses.may_be_released(claim)
+        packed = self._release((len(packed_tag) + _SUFFIX, packed_tag, len(owner), owner))
+        post = ReleasePost(pipe, answer, self, claim, lease)
+        return post if pipe.post(packed, post) else None
 
     def refused(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
         """Answer a release that has found no grant of its owner, with the reason if an operator took it away."""
-        self._asking.start(self._report_reason(claim, refusal, answer))
 
-    async def _report_reason(self, claim: Claim, refusal: Renewal, answer: Callable[[Any], None]) -> None:
-        outcome: Renewal | Revoked = refusal
-        try:
-            (outcome,) = await with_reasons([claim], [refusal], self._reasons)
-        finally:
-            answer(outcome)
+        async def ask() -> None:
+            outcome: Renewal | Revoked = refusal
+            try:
+                (outcome,) = await with_reasons([claim], [refusal], self._reasons)
+            finally:
+                answer(outcome)
+
+        self._asking.start(ask())
 
     async def aclose(self) -> None:
         """Ask no more for reasons."""
         await self._asking.aclose(patience=0.0)
 
 
-class ReleasePost:
-    """A release on its way. Called with the reply, or with an error instead."""
+class _Post:
+    """A request on its way. Called with the reply, or with an error instead."""
 
-    __slots__ = ("_answer", "_claim", "_pipe", "_posts")
+    __slots__ = ("_answer", "_claim", "_lease", "_pipe", "_posts")
 
-    _operation = "release"
+    _operation: str
 
-    def __init__(self, pipe: Pipe, answer: Callable[[Any], None], posts: RedisPosts, claim: Claim) -> None:
+    def __init__(self, pipe: Pipe, answer: Callable[[Any], None], posts: RedisPosts, claim: Claim, lease: str) -> None:
         self._pipe = pipe
         self._answer = answer
         self._posts = posts
         self._claim = claim
+        self._lease = lease
 
     def __call__(self, reply: Reply) -> None:
         """Pass the outcome on."""
@@ -175,11 +165,7 @@ class ReleasePost:
 
     def _read(self, reply: Reply) -> object:
         """Read a reply; None: it is answered later."""
-        refusal = read_release(reply)
-        if refusal is None or self._posts.may_be_released(self._claim):
-            return PostOutcome.RELEASED
-        self._posts.refused(self._claim, refusal, self._answer)
-        return None
+        raise NotImplementedError
 
     def _failed(self, error: Exception) -> BackendError | PostOutcome:
         if isinstance(error, ReplyError):
@@ -192,24 +178,30 @@ class ReleasePost:
         return failure
 
 
-class AcquirePost(ReleasePost):
+class AcquirePost(_Post):
     """An acquisition on its way."""
 
-    __slots__ = ("_lease", "_losses")
+    __slots__ = ()
 
     _operation = "acquire"
 
-    def __init__(
-        self, pipe: Pipe, answer: Callable[[Any], None], losses: RedisLossWatcher, lease: str, claim: Claim
-    ) -> None:
-        self._pipe = pipe
-        self._answer = answer
-        self._losses = losses
-        self._lease = lease
-        self._claim = claim
-
-    def _read(self, reply: Reply) -> Grant | Busy:
+    def _read(self, reply: Reply) -> object:
         answer = read_acquired(reply)
         if isinstance(answer, Grant):
-            self._losses.granted(self._lease, self._claim, answer.token)
+            self._posts.losses.granted(self._lease, self._claim, answer.token)
         return answer
+
+
+class ReleasePost(_Post):
+    """A release on its way."""
+
+    __slots__ = ()
+
+    _operation = "release"
+
+    def _read(self, reply: Reply) -> object:
+        refusal = read_release(reply)
+        if refusal is None or self._posts.losses.may_be_released(self._claim):
+            return PostOutcome.RELEASED
+        self._posts.refused(self._claim, refusal, self._answer)
+        return None

@@ -1,5 +1,5 @@
 """
-The requests of the backend as calls of scripts. `answers.py` reads what comes back. No I/O.
+The requests of the backend as calls of scripts, and how their answers are read. No I/O.
 
 The keys of a lock are all in one slot of a Redis Cluster:
 
@@ -11,7 +11,10 @@ The keys of a lock are all in one slot of a Redis Cluster:
     {fencing:invoices/42}:e    permits and readers: the owners that hold, by the time at which they end
     {fencing:invoices/42}:h    permits and readers: the token, the permit and the label of each owner
     {fencing:invoices/42}:x    owner -> why its grant was revoked, for as long as that would have lasted
-    {fencing:invoices/42}:n    never written; see `never_key`
+    {fencing:invoices/42}:n    never written: a server of a cluster refuses a script that names it as a whole while the
+                               slot moves. Otherwise the script would begin if all its other keys were there, and fail
+                               in its middle: such a server refuses every command for a key that it does not have, even
+                               if the script itself has just emptied it
 
 A hash tag ends at the first closing brace, so braces in a name are percent-encoded. Otherwise two
 names could have the same tag, or a tag could be empty.
@@ -21,17 +24,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import (
+    LOCK,
     READER,
     WRITER,
+    Busy,
     Claim,
+    Grant,
+    Holder,
     Permit,
+    Renewal,
     check_name,
+    holder_of,
 )
-from fencing_sdk._values.options import read_hybrid, read_switch
-from fencing_sdk.backends._shared.rules import handed_over
+from fencing_sdk._values.options import read_hybrid
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.backends._shared.rules import age_of, handed_over
+from fencing_sdk.backends.redis.connection.node import CallOutcome
+from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import (
     ACQUIRE,
     CHECK_SHARES,
@@ -53,11 +66,14 @@ from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_PREFIX = "fencing"
 LEASE = ":l"
-WRITES = "w"
-"""What stands in a lease before the label if its owner is a writer."""
+_WRITES = "w"
+"""Stands in a lease before the label if its owner is a writer."""
+_PLAIN, _SHARED = "ltqw", "ltqweh"
+"""The keys of a lock and its line; with those of shares."""
+_MOST_REPLICAS = 100
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
-"""What has a meaning in the pattern of SCAN."""
+"""Escapes what has a meaning in the pattern of SCAN."""
 
 
 def check_prefix(prefix: object) -> str:
@@ -107,45 +123,6 @@ class RedisKeys:
         return f"{{{self._prefix}}}:wake:{client}"
 
 
-def lease_key(tag: str) -> str:
-    """The key of the lease: the holder, its token and its label."""
-    return f"{tag}{LEASE}"
-
-
-def token_key(tag: str) -> str:
-    """The key of the last token granted."""
-    return f"{tag}:t"
-
-
-def line_keys(tag: str) -> tuple[str, str]:
-    """The keys of the line: the order of arrival, and the signs of life."""
-    return f"{tag}:q", f"{tag}:w"
-
-
-def share_keys(tag: str) -> tuple[str, str]:
-    """The keys of shares: when each ends, and what it is."""
-    return f"{tag}:e", f"{tag}:h"
-
-
-def never_key(tag: str) -> str:
-    """
-    A key that never exists: a server of a cluster refuses a script with it as a whole while the slot moves.
-
-    Otherwise the script would begin if all its other keys were there, and fail in its middle: such a server refuses
-    every command for a key that it does not have, even if the script itself has just emptied it.
-    """
-    return f"{tag}:n"
-
-
-def revoked_key(tag: str) -> str:
-    """The key of the reasons for which grants were revoked."""
-    return f"{tag}:x"
-
-
-DEFAULT_RETENTION = 7 * 86400.0
-_MOST_REPLICAS = 100
-
-
 class WaiterSign(NamedTuple):
     """A sign of life: what the server keeps of a waiter, so that a release can hand it the lock or wake it."""
 
@@ -159,9 +136,9 @@ class WaiterSign(NamedTuple):
     channel: str
 
     def stored(self) -> str:
-        """What the server keeps, behind its own time."""
-        claim, ttl = self.claim, milliseconds(self.claim.ttl)
-        asks = f"{self.way} {claim.mode.word} {_permits(claim)} {self.sent_at} {ttl}"
+        """Return the text that the server keeps, behind its own time."""
+        claim = self.claim
+        asks = f"{self.way} {claim.mode.word} {_permits(claim)} {self.sent_at} {milliseconds(claim.ttl)}"
         return f"{asks} {self.ticket} {self.command} {self.channel}\0{stored(claim.label)}"
 
 
@@ -174,10 +151,6 @@ class RedisRequests:
 
         tokens: ``"hybrid"`` or ``"counter"``.
 
-        fair: Whether a free lock goes only to the head of the line.
-
-        retention: Seconds that the last token of a free lock is kept; with ``"counter"`` it is kept for ever.
-
         min_replicas: Replicas that must have a grant or a renewal before it counts.
 
         sharded: Whether the keys of a lock may move to another server, as on a cluster.
@@ -186,68 +159,60 @@ class RedisRequests:
         ConfigurationError: an argument has a wrong type or value.
     """
 
-    def __init__(
-        self,
-        keys: RedisKeys,
-        *,
-        tokens: object,
-        fair: object,
-        retention: object,
-        min_replicas: object,
-        sharded: bool = False,
-    ) -> None:
+    def __init__(self, keys: RedisKeys, *, tokens: object, min_replicas: object, sharded: bool = False) -> None:
         self._sharded = sharded
         self.hybrid = read_hybrid(tokens)
-        kept = milliseconds(_check_retention(retention)) if self.hybrid else 0
         self._keys = keys
-        self._tokens: tuple[Argument, ...] = (str(tokens), kept)
-        self.fair = read_switch("fair", fair)
-        """True if a free lock goes only to the head of the line."""
-        self.replicas = _check_replicas(min_replicas)
+        self._kind = str(tokens)
+        text = str(min_replicas)
+        is_number = isinstance(min_replicas, int | str) and not isinstance(min_replicas, bool)
+        self.replicas = int(text[:9]) if is_number and text.isascii() and text.isdigit() else -1
         """Replicas that must have a grant or a renewal before it counts."""
+        if not 0 <= self.replicas <= _MOST_REPLICAS:
+            msg = f"min_replicas must be a whole number from 0 to {_MOST_REPLICAS}, got {shown(min_replicas)}"
+            raise ConfigurationError(msg)
 
     def lease(self, name: str) -> str:
         """The key of the lease of lock *name*."""
-        return lease_key(self._keys.tag(name))
+        return f"{self._keys.tag(name)}{LEASE}"
+
+    def _at(self, name: str, kinds: str) -> tuple[str, ...]:
+        tag = self._keys.tag(name)
+        return tuple([f"{tag}:{kind}" for kind in kinds])
+
+    def _whole(self, name: str, kinds: str) -> tuple[str, ...]:
+        """The keys of a script that may empty one of them and then touch it again: it runs whole or not at all."""
+        return self._at(name, f"{kinds}n" if self._sharded else kinds)
 
     def acquire(self, claim: Claim) -> ScriptCall:
-        """Ask for a grant; the reply is what `answers.read_acquired` reads."""
-        tag = self._keys.tag(claim.name)
-        keys = _lock_keys(tag)
-        label = _label_of(claim)
-        order = "fair" if self.fair else "barge"
-        arguments = (*self._tokens, claim.owner, milliseconds(claim.ttl), label, order)
+        """Ask for a grant; the reply is what `read_acquired` reads."""
+        arguments: tuple[Argument, ...] = (self._kind, claim.owner, milliseconds(claim.ttl), _label_of(claim))
         if not claim.mode.shared:
+            keys = self._at(claim.name, _PLAIN)
             return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[:1])
-        all_keys = self._whole(tag, *keys, *share_keys(tag))
-        arguments += (claim.mode.word, _permits(claim))
-        return ScriptCall(ACQUIRE, all_keys, arguments, self.replicas, follow=keys[:1], untracked=True)
+        keys, arguments = self._whole(claim.name, _SHARED), (*arguments, claim.mode.word, _permits(claim))
+        return ScriptCall(ACQUIRE, keys, arguments, self.replicas, follow=keys[:1], untracked=True)
 
     def renew(self, claims: Sequence[Claim]) -> ScriptCall:
         """Renew leases, all in one slot on a cluster, and either all of them shares or none."""
         spans = {ttl: milliseconds(ttl) for ttl in {claim.ttl for claim in claims}}  # there are few
         arguments: list[Argument] = [word for claim in claims for word in (claim.owner, spans[claim.ttl])]
         if claims[0].mode.shared:
-            tags = [self._keys.tag(claim.name) for claim in claims]
-            keys = [key for tag in tags for key in (lease_key(tag), *share_keys(tag))]
+            keys = [key for claim in claims for key in self._at(claim.name, "leh")]
             return ScriptCall(RENEW_SHARES, keys, arguments, self.replicas, tuple(keys[::3]), untracked=True)
         return ScriptCall(RENEW, [self.lease(claim.name) for claim in claims], arguments, self.replicas)
 
     def release(self, claim: Claim, *, waits: bool = False) -> ScriptCall:
         """Release a name and serve its line. *waits*: the owner may stand in the line, and leaves it."""
-        tag = self._keys.tag(claim.name)
-        keys = _lock_keys(tag)
-        arguments: tuple[Argument, ...] = (*self._tokens, claim.owner)
+        keys = self._whole(claim.name, _SHARED if claim.mode.shared or waits else _PLAIN)
+        arguments: tuple[Argument, ...] = (self._kind, claim.owner)
         if claim.mode.shared:
             arguments += (int(claim.mode != READER or claim.label is not None),)
-        if claim.mode.shared or waits:
-            keys += share_keys(tag)
-        return ScriptCall(RELEASE, self._whole(tag, *keys), arguments, untracked=claim.mode.shared)
+        return ScriptCall(RELEASE, keys, arguments, untracked=claim.mode.shared)
 
     def leave(self, claim: Claim) -> ScriptCall:
         """Take a waiter out of the line, and serve the line. A grant that its owner got meanwhile stays."""
-        call = self.release(claim, waits=True)
-        return call._replace(arguments=(*self._tokens, claim.owner, 0, "leave"))
+        return self.release(claim, waits=True)._replace(arguments=(self._kind, claim.owner, 0, "leave"))
 
     def release_alone(self, claim: Claim) -> ScriptCall:
         """
@@ -265,13 +230,12 @@ class RedisRequests:
     def stand(self, lines: Sequence[Sequence[WaiterSign]]) -> ScriptCall:
         """Give signs of life for waiters, those of one name after the other, all in one slot on a cluster."""
         keys: list[str] = []
-        arguments: list[Argument] = [*self._tokens]
+        arguments: list[Argument] = [self._kind]
         shares = any(sign.claim.mode.shared for signs in lines for sign in signs)
         for signs in lines:
-            tag = self._keys.tag(signs[0].claim.name)
-            of_name = _lock_keys(tag)
-            if shares or not self._sharded:  # while a slot moves, its locks do without the keys of shares
-                of_name = self._whole(tag, *of_name, *share_keys(tag))
+            name = signs[0].claim.name
+            # While a slot moves, its locks do without the keys of shares.
+            of_name = self._whole(name, _SHARED) if shares or not self._sharded else self._at(name, _PLAIN)
             keys += of_name
             arguments += (len(of_name), len(signs))
             for sign in signs:
@@ -284,13 +248,12 @@ class RedisRequests:
 
         The reply is that of `renew`, and client tracking follows the lease.
         """
-        tag = self._keys.tag(claims[0].name)
-        keys, owners = (lease_key(tag), share_keys(tag)[0]), [claim.owner for claim in claims]
+        keys, owners = self._at(claims[0].name, "le"), [claim.owner for claim in claims]
         return ScriptCall(CHECK_SHARES, keys, owners, follow=keys[:1], untracked=True)
 
     def holders(self, name: str) -> ScriptCall:
         """Ask for all who hold a name, and how many wait for it."""
-        return ScriptCall(HOLDERS, self._described(name), (), untracked=True)
+        return ScriptCall(HOLDERS, self._at(name, "lqweh"), (), untracked=True)
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""
@@ -298,42 +261,26 @@ class RedisRequests:
 
     def listed(self, names: Sequence[str]) -> ScriptCall:
         """Ask for the holders of locks, all in one slot on a cluster, and how many wait for each."""
-        return ScriptCall(LISTED, [key for name in names for key in self._described(name)], (), untracked=True)
-
-    def _described(self, name: str) -> tuple[str, ...]:
-        tag = self._keys.tag(name)
-        return (lease_key(tag), *line_keys(tag), *share_keys(tag))
+        return ScriptCall(LISTED, [key for name in names for key in self._at(name, "lqweh")], (), untracked=True)
 
     def waiting(self, name: str, after: str, most: int) -> ScriptCall:
         """Ask for the waiters that came after one in the line of a name."""
-        return ScriptCall(WAITING, line_keys(self._keys.tag(name)), (after, most), untracked=True)
+        return ScriptCall(WAITING, self._at(name, "qw"), (after, most), untracked=True)
 
     def revoke(self, name: str, token: int, reason: str) -> ScriptCall:
         """End the grants with a token; the reply is 1 if there were any."""
-        tag = self._keys.tag(name)
-        keys = (*_lock_keys(tag), *share_keys(tag), revoked_key(tag))
-        arguments = (*self._tokens, token, reason)
-        return ScriptCall(REVOKE, self._whole(tag, *keys), arguments, self.replicas, untracked=True)
+        keys = self._whole(name, f"{_SHARED}x")
+        return ScriptCall(REVOKE, keys, (self._kind, token, reason), self.replicas, untracked=True)
 
     def transfer(self, of: Claim, to: Claim) -> ScriptCall:
-        """Pass the grant of one claim to another; the reply is what `answers.read_transfer` reads."""
-        tag = self._keys.tag(of.name)
-        keys = self._whole(tag, *_lock_keys(tag), *share_keys(tag), revoked_key(tag))
+        """Pass the grant of one claim to another; the reply is what `read_transfer` reads."""
         heir = (to.owner, milliseconds(to.ttl), _label_of(to), handed_over(to))
-        return ScriptCall(TRANSFER, keys, (*self._tokens, of.owner, *heir), self.replicas, untracked=True)
+        keys = self._whole(of.name, f"{_SHARED}x")
+        return ScriptCall(TRANSFER, keys, (self._kind, of.owner, *heir), self.replicas, untracked=True)
 
     def revoked(self, claim: Claim) -> ScriptCall:
         """Ask for the reason for which the grant of a claim was revoked."""
-        return ScriptCall(REVOKED, (revoked_key(self._keys.tag(claim.name)),), (claim.owner,), untracked=True)
-
-    def _whole(self, tag: str, *keys: str) -> tuple[str, ...]:
-        """The keys of a script that may empty one of them and then touch it again: it runs whole or not at all."""
-        return (*keys, never_key(tag)) if self._sharded else keys
-
-
-def _lock_keys(tag: str) -> tuple[str, ...]:
-    """The keys of a lock and of its line: all that a plain lock needs."""
-    return lease_key(tag), token_key(tag), *line_keys(tag)
+        return ScriptCall(REVOKED, self._at(claim.name, "x"), (claim.owner,), untracked=True)
 
 
 def milliseconds(seconds: float) -> int:
@@ -346,8 +293,7 @@ def _permits(claim: Claim) -> int:
 
 
 def _label_of(claim: Claim) -> str:
-    """What the lease of *claim* has behind its token."""
-    return stored(claim.label) if claim.mode != WRITER else f"{WRITES}{stored(claim.label)}"
+    return stored(claim.label) if claim.mode != WRITER else f"{_WRITES}{stored(claim.label)}"
 
 
 def stored(label: str | None) -> str:
@@ -355,24 +301,160 @@ def stored(label: str | None) -> str:
     return "" if label is None else f"={label}"
 
 
-def _check_retention(retention: object) -> float:
+NO_HOLDER = holder_of("")
+"""The digest of the owner that the lease of a shared name has."""
+
+_TOKEN_DIGITS = len(str(TOKEN_LIMIT))
+_REFUSED_RELEASES = {0: Renewal.REFUSED, -1: Renewal.TAKEN_OVER}
+_RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Renewal.TAKEN_OVER}
+
+
+def read_token(reply: bytes) -> int:
+    """
+    Read a token.
+
+    Raises:
+        ValueError: the reply is not a token; it is unknown whether the lock was granted.
+    """
+    if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
+        return number
+    msg = "not a token"
+    raise ValueError(msg)
+
+
+def read_renewals(outcome: CallOutcome, count: int) -> list[Renewal]:
+    """Read the answer to a call that renews *count* leases; if it failed, their state is unknown."""
+    if isinstance(outcome, bytes) and len(outcome) == count:
+        return [_RENEWALS.get(code, Renewal.UNKNOWN) for code in outcome]
+    return [Renewal.UNKNOWN] * count
+
+
+def read_release(reply: Reply) -> Renewal | None:
+    """Read the answer to a release: None if it has ended the owner's grant."""
+    return _REFUSED_RELEASES.get(reply) if isinstance(reply, int) else None
+
+
+def read_acquired(reply: Reply) -> Grant | Busy:
+    """
+    Read the answer to an acquisition.
+
+    Raises:
+        ValueError, TypeError: the reply is malformed; the name may have been granted.
+    """
+    match reply:
+        case bytes():
+            return Grant(read_token(reply))
+        case [bytes() as token, int() as permit]:
+            return Grant(read_token(token), permit=None if permit < 0 else permit)
+    return Busy(_seconds(reply))
+
+
+def read_transfer(reply: Reply) -> Grant | Renewal:
+    """
+    Read the answer to a transfer: the grant of the heir, or why the former owner has none.
+
+    Raises:
+        ValueError, TypeError: the reply is malformed; either owner may hold the name.
+    """
+    if isinstance(reply, int) and (refusal := _REFUSED_RELEASES.get(reply)) is not None:
+        return refusal
+    if isinstance(answer := read_acquired(reply), Grant):
+        return answer
+    msg = "not an answer to a transfer"
+    raise ValueError(msg)
+
+
+class LineAnswer(NamedTuple):
+    """The server's answer about one line."""
+
+    left: float | None
+    """Seconds until the lease of the holder ends. None: it has no ttl, or the lock is free."""
+    numbers: frozenset[int]
+    """The positions, from 1, of the waiters that may ask; or of the one that has the lock now."""
+    token: int | None
+    """The token of the waiter that has the lock now."""
+
+
+def read_line(answer: Reply) -> LineAnswer:
+    """
+    Read the answer to the signs of life of one line.
+
+    Raises:
+        ReplyError: the server refused them.
+        ValueError, TypeError: it is not an answer.
+    """
+    if isinstance(answer, ReplyError):
+        raise answer
+    if not isinstance(answer, list):
+        msg = "not an answer to a sign of life"
+        raise TypeError(msg)
+    left, token, *numbers = answer
+    return LineAnswer(_seconds(left), frozenset(map(int, numbers)), read_token(token) if token else None)
+
+
+def _seconds(left: Reply) -> float | None:
+    """Convert milliseconds; None if the key has no ttl."""
+    if not isinstance(left, int):
+        msg = "not a number of milliseconds"
+        raise TypeError(msg)
+    return None if left < 0 else left / 1000
+
+
+def read_holder(name: str, reply: Reply) -> Holder | None:
+    """Read the holder of lock *name*; None if it is free."""
+    if not isinstance(reply, list):
+        return None
+    lease, left, micros = reply
+    remaining, now = _seconds(left), _micros(micros)
     try:
-        value = float(retention)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        value = math.nan
-    if isinstance(retention, bool) or not 1.0 <= value <= 100 * 365 * 86400.0:
-        msg = f"retention must be a number of seconds from 1 to a hundred years, got {shown(retention)}"
-        raise ConfigurationError(msg)
-    return value
+        owner, number, label = (lease if isinstance(lease, bytes) else b"").decode().split("\0", 2)
+        token, text = read_token(number.encode()), label.removeprefix(_WRITES)
+        return Holder(
+            name,
+            token,
+            holder_of(owner),
+            math.inf if remaining is None else remaining,
+            text[1:] if text else None,
+            LOCK if text == label else WRITER,
+            held_for=age_of(token, LOCK, now),
+        )
+    except ValueError:
+        msg = "WRONGTYPE this is not a lease"  # the server's code for a key that is not a string
+        raise ReplyError(msg) from None
 
 
-def _check_replicas(value: object) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not isinstance(value, int | str) or not (text.isascii() and text.isdigit()):
-        count = -1
-    else:
-        count = int(text[:9])
-    if not 0 <= count <= _MOST_REPLICAS:
-        msg = f"min_replicas must be a whole number from 0 to {_MOST_REPLICAS}, got {shown(value)}"
-        raise ConfigurationError(msg)
-    return count
+def read_holders(name: str, reply: Reply) -> list[Holder]:
+    """Read all who hold *name*, by their permits, or else by their tokens, and how many wait."""
+    if not isinstance(reply, list):
+        return []
+    lease, left, counted, micros, *shares = reply
+    waiters = counted if isinstance(counted, int) and counted >= 0 else None
+    found = [] if (only := read_holder(name, [lease, left, micros])) is None else [only]
+    if only is not None and only.id == NO_HOLDER:
+        now = _micros(micros)
+        found = [_read_share_of(name, now, *shares[place : place + 3]) for place in range(0, len(shares), 3)]
+    ordered = sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+    return [replace(holder, waiters=waiters) for holder in ordered]
+
+
+def _micros(time: Reply) -> int:
+    if not isinstance(time, bytes):
+        msg = "not a time"
+        raise TypeError(msg)
+    return int(time)
+
+
+def _read_share_of(name: str, now: int, owner: Reply, left: Reply, entry: Reply) -> Holder:
+    remaining = _seconds(left) or 0.0
+    try:
+        words = (entry if isinstance(entry, bytes) else b"").decode().split(" ", 3)
+        token, permit, permits, label = read_token(words[0].encode()), *words[1:]
+        number = int(permit)
+        mode = READER if number < 0 else Permit(of=int(permits))
+        holder = holder_of((owner if isinstance(owner, bytes) else b"").decode())
+        text = label[1:] if label else None
+        age = age_of(token, mode, now)
+        return Holder(name, token, holder, remaining, text, mode, None if number < 0 else number, held_for=age)
+    except ValueError:
+        msg = "WRONGTYPE this is not a share"
+        raise ReplyError(msg) from None

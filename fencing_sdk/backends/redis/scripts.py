@@ -1,11 +1,9 @@
 """
 The Lua scripts beside this file. The server runs each as one atomic step.
 
-    acquire.lua     grants of a name: a lock, a writer, a reader, a permit
+    lease.lua       grants of a name, their renewals, and their ends by their holders
     shares.lua      permits and readers, which hold a name together
     line.lua        the line of waiters, and who is granted or woken
-    renew.lua       renewals, and looks at shares
-    release.lua     ends of grants by their holders
     operating.lua   listings, revocations and their reasons, and grants that pass to another owner
 
 A file has sections, each of which begins with a line such as ``-- [grant]``. A script is made of some of them. The
@@ -39,7 +37,7 @@ class RedisScript:
     __slots__ = ("sha", "text")
 
     def __init__(self, *parts: str) -> None:
-        """Put sections together, each named as in ``"acquire.lua [grant]"``."""
+        """Put sections together, each named as in ``"lease.lua [grant]"``."""
         named = [part.removesuffix("]").split(" [") for part in parts]
         self.text = "\n".join(sections(file)[section] for file, section in named)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -72,21 +70,21 @@ class ScriptCall(NamedTuple):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 
-_NAME, _GRANT = "acquire.lua [name]", "acquire.lua [grant]"
+_NAME, _GRANT = "lease.lua [name]", "lease.lua [grant]"
 _TIME, _SHARES, _SHARING = "line.lua [time]", "shares.lua [shares]", "shares.lua [sharing]"
 _SERVE = ("line.lua [leave]", "line.lua [serve]")
 
 ACQUIRE = RedisScript(
-    *(_NAME, _GRANT, "acquire.lua [acquire]"),
-    *(_TIME, _SHARES, _SHARING, "shares.lua [share]", "acquire.lua [acquire beside]"),
-    *(*_SERVE, "acquire.lua [acquire in line]"),
+    *(_NAME, _GRANT, "lease.lua [acquire]"),
+    *(_TIME, _SHARES, _SHARING, "shares.lua [share]", "lease.lua [acquire beside]"),
+    *(*_SERVE, "lease.lua [acquire in line]"),
 )
-RENEW = RedisScript("renew.lua [renew]")
-RENEW_SHARES = RedisScript(_NAME, _TIME, _SHARES, "renew.lua [renew shares]")
-CHECK_SHARES = RedisScript(_NAME, _TIME, _SHARES, "renew.lua [check shares]")
+RENEW = RedisScript("lease.lua [renew]")
+RENEW_SHARES = RedisScript(_NAME, _TIME, _SHARES, "lease.lua [renew shares]")
+CHECK_SHARES = RedisScript(_NAME, _TIME, _SHARES, "lease.lua [check shares]")
 RELEASE = RedisScript(
-    *("release.lua [release]", _NAME, _TIME, _SHARES, "release.lua [release beside]"),
-    *(_GRANT, *_SERVE, "release.lua [release in line]"),
+    *("lease.lua [release]", _NAME, _TIME, _SHARES, "lease.lua [release beside]"),
+    *(_GRANT, *_SERVE, "lease.lua [release in line]"),
 )
 STAND = RedisScript(_NAME, _GRANT, _TIME, _SHARES, *_SERVE, "line.lua [stand]")
 

@@ -97,7 +97,7 @@ end
 
 -- Draw the token of a permit beside others: return it, or an error; then the lease is as it was.
 local function draw_beside(held, ttl, now, time)
-  local token = grant(lease, last, kind, retention, '', ttl, '=permit', true, time)
+  local token = grant(lease, last, kind, '', ttl, '=permit', true, time)
   if type(token) == 'table' then
     redis.call('SET', lease, held)
     settle(now)

@@ -26,8 +26,7 @@ from fencing_sdk import (
     connect,
 )
 from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal, Revoked
-from fencing_sdk.backends.redis.connection.dial import OpenConnection
-from fencing_sdk.backends.redis.options import QuorumTopology
+from fencing_sdk.backends.redis.connection.dial import OpenConnection, ServerDialer
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url, operating
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
@@ -338,15 +337,17 @@ async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum, lat
                 await backend.init()
 
 
-class RefusedDialer:
+class RefusedDialer(ServerDialer):
     """A server that no connection can be opened to."""
+
+    def __init__(self) -> None: ...
 
     async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
         raise BackendRefusedError("RedisBackend", "connect", "the server is a Sentinel")
 
 
 async def test_every_error_names_the_quorum(redis_quorum: Quorum):
-    refused = RedisQuorumBackend(QuorumTopology([RefusedDialer()] * 3))
+    refused = RedisQuorumBackend([RefusedDialer()] * 3)
     unreachable = from_url(Quorum.url_at([1, 2, 3]))
     too_many = from_url(Quorum.url_at([*(node.port for node in redis_quorum.nodes), 1, 2]))
     for backend, kind in ((refused, "Refused"), (unreachable, "Unavailable"), (too_many, "Refused")):

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 import hiredis
 from redis_server import RedisServer
 
+from fencing_sdk.backends import take_options
 from fencing_sdk.backends.redis.connection.dial import OpenConnection, RedisDialer
 from fencing_sdk.backends.redis.connection.topology import SlotMap
-from fencing_sdk.backends.redis.options import topology_from_url
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, Servers, servers_of_url
 
 PATIENCE = 60.0
 
@@ -37,8 +38,12 @@ class Ears(asyncio.Protocol):
         self.lost.set()
 
 
+def servers(url: str, **options: object) -> Servers:
+    return servers_of_url(url, take_options(url, options, DRIVER_OPTIONS))
+
+
 def dialer(url: str) -> RedisDialer:
-    place = topology_from_url(url).servers
+    place = servers(url)
     assert not isinstance(place, SlotMap)
     return place
 

@@ -12,6 +12,7 @@ from typing import Any
 import hiredis
 import pytest
 from patience import until
+from redis_links import servers
 from redis_server import RedisServer
 
 import fencing_sdk.backends.redis.connection.node as node_module
@@ -20,7 +21,6 @@ from fencing_sdk.backends.redis.connection.dial import OpenConnection, ServerDia
 from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
 from fencing_sdk.backends.redis.errors import translated
-from fencing_sdk.backends.redis.options import topology_from_url
 from fencing_sdk.backends.redis.scripts import INSPECT, RELEASE, ScriptCall
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -37,7 +37,7 @@ class Door:
     """The way to a real server, which a test may keep shut, and on which it counts who comes."""
 
     def __init__(self, server: RedisServer) -> None:
-        place = topology_from_url(server.url).servers
+        place = servers(server.url)
         assert isinstance(place, ServerDialer)
         self._way = place
         self.open = asyncio.Event()
@@ -263,9 +263,9 @@ async def test_of_many_calls_each_has_its_own_outcome_and_none_is_asked_twice(no
     calls = [
         asking("a"),
         asking("b"),
-        ScriptCall(RELEASE, ("c",), ("hybrid", 0, "x")),
+        ScriptCall(RELEASE, ("c",), ("hybrid", "x")),
         asking("c"),
-        ScriptCall(RELEASE, ("c",), ("hybrid", 0, "o")),
+        ScriptCall(RELEASE, ("c",), ("hybrid", "o")),
     ]
     outcomes = await node.run_all(calls)
     assert outcomes[0] is None
@@ -279,7 +279,7 @@ async def test_each_script_is_told_once_to_a_server_that_forgot_them_all(node, r
     await node.run(asking())
     await redis_server.command("SCRIPT", "FLUSH")
     await redis_server.command("CONFIG", "RESETSTAT")
-    calls = [asking("a"), ScriptCall(RELEASE, ("a",), ("hybrid", 0, "x"))] * 50
+    calls = [asking("a"), ScriptCall(RELEASE, ("a",), ("hybrid", "x"))] * 50
     assert await node.run_all(calls) == [None, 0] * 50
     assert "cmdstat_eval:calls=2," in await redis_server.command("INFO", "commandstats")
 

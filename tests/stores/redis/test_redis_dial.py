@@ -29,7 +29,7 @@ from fencing_sdk._engine import lifetime
 from fencing_sdk.backends._shared.error_translation import reason_of
 from fencing_sdk.backends.redis import RedisBackend
 from fencing_sdk.backends.redis.connection.dial import UnreachableError
-from fencing_sdk.backends.redis.options import topology_from_client
+from fencing_sdk.backends.redis.options import servers_of_client
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
@@ -459,7 +459,7 @@ async def test_a_clients_way_to_connect_is_copied_and_the_client_left_alone(star
         decode_responses=True,
     ) as client:
         before = dict(client.connection_pool.connection_kwargs)
-        async with dialled(topology_from_client(client).servers) as (link, ears):
+        async with dialled(servers_of_client(client)) as (link, ears):
             info = await client_info(link, ears)
         assert (info["db"], info["name"], info["user"], info["resp"]) == ("2", "mine", "app", "3")
         assert client.connection_pool.connection_kwargs == before
@@ -482,7 +482,7 @@ async def test_clients_of_every_make_dial(start_redis):
         valkey.Valkey(port=server.port, password="secret"),
     ]
     for client in clients:
-        async with dialled(topology_from_client(client).servers) as (link, ears):
+        async with dialled(servers_of_client(client)) as (link, ears):
             assert await ask(link, ears, "PING") == b"PONG"
         assert not getattr(client.connection_pool, "_available_connections", [])
         await client.aclose() if hasattr(client, "aclose") else client.close()
@@ -490,7 +490,7 @@ async def test_clients_of_every_make_dial(start_redis):
 
 async def test_errors_of_a_valkey_client_are_those_of_the_one_driver(redis_server):
     await redis_server.command("ACL", "SETUSER", "app", "on", ">secret")
-    place = topology_from_client(valkey.asyncio.Valkey(port=redis_server.port, username="app", password="no")).servers
+    place = servers_of_client(valkey.asyncio.Valkey(port=redis_server.port, username="app", password="no"))
     with pytest.raises(redis.exceptions.AuthenticationError):
         await place.dial(Ears())
 
@@ -509,7 +509,7 @@ async def test_a_connection_class_of_the_users_own_is_used(redis_server):
     client = redis.asyncio.Redis(
         connection_pool=redis.asyncio.ConnectionPool(connection_class=Tuned, port=redis_server.port)
     )
-    async with dialled(topology_from_client(client).servers):
+    async with dialled(servers_of_client(client)):
         assert Tuned.opened == 1
 
 

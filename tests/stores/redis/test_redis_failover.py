@@ -50,7 +50,7 @@ async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a
         group.links[0].refuse()
         await until(lambda: info(group.master, "replication")["connected_slaves"] == "0", what="the master is alone")
         for _ in range(2):
-            with pytest.raises(BackendUnavailableError, match=r"too few replicas|connection broke"):
+            with pytest.raises(BackendUnavailableError, match=r"Not enough good replicas|connection broke"):
                 await backend.renew([claim])
         assert first not in connections(group)
         await backend.aclose()

@@ -690,26 +690,6 @@ async def test_more_readers_than_one_run_wakes_are_woken_by_those_before_them(re
     assert await _let_in_readers(redis_server, 20) == [1] * 20
 
 
-async def test_readers_that_a_writer_came_before_are_all_woken_once_more(redis_server):
-    """Without fairness, it may take the lock while they are on their way."""
-    async with contextlib.AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(contextlib.aclosing(from_url(redis_server.url, fair=False)))
-        first, second, readers = claim_of(WRITER), claim_of(WRITER), [claim_of(READER) for _ in range(20)]
-        await granted(backend, first)
-        turns = [await stack.enter_async_context(in_line(backend, reader)) for reader in readers]
-        await backend.release(first)
-        await granted(backend, second)
-        tries: Counter[str] = Counter()
-        pairs = list(zip(readers, turns, strict=True))
-        for reader, turn in pairs:
-            await turn.wait()
-            assert isinstance(await backend.acquire(reader), Busy)
-        waiting = [asyncio.create_task(_served_when_woken(backend, *pair, tries)) for pair in pairs]
-        await backend.release(second)
-        await asyncio.gather(*waiting)
-        assert set(tries.values()) == {1}
-
-
 @pytest.mark.parametrize("mode", [READER, Permit(of=4)])
 async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_server, mode):
     backend = from_url(redis_server.url)

@@ -469,10 +469,10 @@ async def test_scripts_that_are_forgotten_all_the_time_cost_nothing(redis_server
 
 
 async def test_a_database_that_the_server_does_not_have_is_called_so(redis_server, start_redis):
-    with pytest.raises(BackendRefusedError, match=r"the server has no database of that number; its setting"):
+    with pytest.raises(BackendRefusedError, match="DB index is out of range"):
         await lock_once(f"{redis_server.url}/999")
     of_a_cluster = start_redis(cluster_enabled=True)
-    with pytest.raises(BackendRefusedError, match=r"a server of a cluster has database 0 alone"):
+    with pytest.raises(BackendRefusedError, match="SELECT is not allowed in cluster mode"):
         await lock_once(f"{of_a_cluster.url}/1")
 
 

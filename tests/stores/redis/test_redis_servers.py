@@ -14,7 +14,7 @@ import redis.exceptions
 from local_ports import HOST, free_port
 from patience import until
 from redis_cluster import Cluster
-from redis_links import PATIENCE, Ears, ask, dialer, dialled, until_nobody_is_connected
+from redis_links import PATIENCE, Ears, ask, dialer, dialled, servers, until_nobody_is_connected
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 
@@ -23,7 +23,7 @@ from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.dial import UnreachableError, first_answer
 from fencing_sdk.backends.redis.connection.router import ClusterRouter
 from fencing_sdk.backends.redis.connection.topology import SLOTS, SlotMap
-from fencing_sdk.backends.redis.options import topology_from_client, topology_from_url
+from fencing_sdk.backends.redis.options import servers_of_client
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 pytest_plugins = ["redis_fixtures"]
@@ -122,7 +122,7 @@ async def test_a_service_that_no_sentinel_knows_has_no_master(redis_sentinels):
 async def test_a_sentinel_that_knows_too_few_others_does_not_count(redis_sentinels):
     for peers, counts in ((2, True), (3, False)):
         manager = redis.asyncio.sentinel.Sentinel(redis_sentinels.addresses, min_other_sentinels=peers)
-        place = topology_from_client(manager.master_for(redis_sentinels.name)).servers
+        place = servers_of_client(manager.master_for(redis_sentinels.name))
         if counts:
             async with dialled(place):
                 pass
@@ -161,7 +161,7 @@ async def test_a_certificate_that_is_not_made_for_what_the_sentinels_announce_is
             [(HOST, sentinel.port)], ssl=True, ssl_ca_certs=str(certificates.authority)
         )
         with pytest.raises(BackendRefusedError) as refused:
-            await topology_from_client(manager.master_for("alone")).servers.dial(Ears())
+            await servers_of_client(manager.master_for("alone")).dial(Ears())
     heard = f"the certificate is not made for 127.0.0.2:{master.tls_port}, the master's address by the Sentinels; "
     assert heard in str(refused.value)
     assert "announce-hostnames" in str(refused.value)
@@ -178,7 +178,7 @@ async def test_a_client_made_by_a_sentinel_is_left_alone(redis_sentinels):
     manager = redis.asyncio.sentinel.Sentinel([(HOST, free_port()), *redis_sentinels.addresses])
     before = list(manager.sentinels)
     async with manager.master_for(redis_sentinels.name) as client:
-        async with dialled(topology_from_client(client).servers) as (link, _):
+        async with dialled(servers_of_client(client)) as (link, _):
             assert link.address == f"{HOST}:{redis_sentinels.master.port}"
         assert manager.sentinels == before
         assert not any(one.connection_pool._available_connections for one in manager.sentinels)
@@ -197,7 +197,7 @@ async def test_sentinels_that_are_dead_or_silent_are_passed_over(redis_sentinels
 
 
 def slot_map(url: str) -> SlotMap:
-    place = topology_from_url(url).servers
+    place = servers(url)
     assert isinstance(place, SlotMap)
     return place
 
@@ -332,7 +332,7 @@ async def test_a_server_that_is_no_node_is_refused(redis_server):
 async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
     async with redis.asyncio.RedisCluster(host=HOST, port=redis_cluster.nodes[0].port) as client:
         before = dict(client.nodes_manager.startup_nodes)
-        slots = topology_from_client(client).servers
+        slots = servers_of_client(client)
         assert isinstance(slots, SlotMap)
         await slots.refresh()
         assert slots.address(3) == owner(redis_cluster, 3)
@@ -343,19 +343,19 @@ async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
 async def test_a_client_of_a_cluster_for_threads_is_read_too(redis_cluster):
     client = await asyncio.to_thread(redis.RedisCluster, host=HOST, port=redis_cluster.nodes[0].port)
     try:
-        slots = topology_from_client(client).servers
+        slots = servers_of_client(client)
         assert isinstance(slots, SlotMap)
         await slots.refresh()
         assert slots.address(3) == owner(redis_cluster, 3)
         with pytest.raises(ConfigurationError, match=r"^client must be"):
-            topology_from_client(client.pipeline())
+            servers_of_client(client.pipeline())
     finally:
         client.close()
 
 
 async def test_seeds_that_are_not_reached_are_told_with_the_reason():
     seeds = sorted(dead() for _ in range(7))
-    slots = topology_from_url(f"redis+cluster://:hunter2@{','.join(seeds)}").servers
+    slots = servers(f"redis+cluster://:hunter2@{','.join(seeds)}")
     assert isinstance(slots, SlotMap)
     with pytest.raises(UnreachableError) as unreachable:
         await slots.refresh()
@@ -364,7 +364,7 @@ async def test_seeds_that_are_not_reached_are_told_with_the_reason():
 
 
 async def test_a_node_that_is_not_where_the_cluster_says_is_told_so():
-    slots = topology_from_url(f"redis+cluster://:hunter2@{dead()}").servers
+    slots = servers(f"redis+cluster://:hunter2@{dead()}")
     assert isinstance(slots, SlotMap)
     node = dead()
     with pytest.raises(UnreachableError) as unreachable:
@@ -528,8 +528,7 @@ async def test_a_slot_that_moved_is_asked_where_it_is_now(backend, redis_cluster
     redis_cluster.move_slot(slot, to=target)
     for _ in range(3):
         assert await backend.renew([claim]) == [Renewal.RENEWED]
-    await until(lambda: router(backend)._refreshing is None, what="the map is read")
-    assert router(backend)._moved == {}
+    await until(lambda: not router(backend)._moved, what="the map is read")
     before = calls(source, "evalsha")
     assert await backend.renew([claim]) == [Renewal.RENEWED]
     await backend.release(claim)

@@ -1,9 +1,9 @@
 """
 Opens a connection: from the settings of a server to a transport that is logged in and speaks RESP3.
 
-The socket is connected here (see `dialing`), and redis-py logs in: TLS, credential providers, AUTH, SELECT. Then this
-module takes the transport from redis-py's connection. It is the only module that uses the private parts of that
-connection, and it knows nothing of locks.
+redis-py connects and logs in: TLS, credential providers, AUTH, SELECT. Then this module takes the transport from
+redis-py's connection. It is the only module that uses the private parts of that connection, and it knows nothing of
+locks.
 
 A `dial` that returns has lost no byte of the transport. A `dial` that raises, or is cancelled, leaves no
 socket open.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fencing_sdk._dialing import connected_socket, first_success
+from fencing_sdk._dialing import first_success
 from fencing_sdk._http.tls import complaint_about, wants_certificate
 from fencing_sdk._values.drivers import KnownDriver
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
@@ -216,10 +215,17 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
         patience = connection.socket_connect_timeout
         read_certificates = connection.ssl_context.get if isinstance(connection, SSLConnection) else None
     if read_certificates is not None:
-        await _read_certificates(read_certificates, server.arguments)
+        try:
+            await asyncio.to_thread(read_certificates)  # it takes 20 ms and more
+        except (OSError, ValueError) as error:  # which name no file
+            files = [server.arguments.get(name) for name in _FILES]
+            complaint = complaint_about(*files, names=_FILES, password=server.arguments.get("ssl_password"))
+            if complaint is None:
+                raise
+            raise BackendRefusedError(BACKEND, "connect", complaint) from error
     try:
         async with asyncio.timeout(patience):
-            await _log_in(connection, server.address)
+            await connection.connect()
             yield connection
     except (TimeoutError, RedisTimeoutError) as error:
         hint = "; does it speak TLS?" if isinstance(connection, SSLConnection) else ""
@@ -227,22 +233,14 @@ async def _logged_in(server: ServerSettings) -> AsyncIterator[Any]:
     except InvalidResponse as error:
         raise UnreachableError.at(server.address, "the peer does not speak the protocol of Redis") from error
     except RedisConnectionError as error:
+        inner = error.__context__
+        if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text has the cause
+            raise inner from None
         if type(error) is not RedisConnectionError:  # a subclass: the server refused the login
             raise
-        raise _broken_off(connection, server.address, error.__context__) from error
+        raise _broken_off(connection, server.address, inner) from error
     finally:
         await _abort(connection)
-
-
-async def _read_certificates(read: Callable[[], object], arguments: Mapping[str, object]) -> None:
-    try:
-        await asyncio.to_thread(read)  # it takes 20 ms and more
-    except (OSError, ValueError) as error:  # which name no file
-        files = [arguments.get(name) for name in _FILES]
-        complaint = complaint_about(*files, names=_FILES, password=arguments.get("ssl_password"))
-        if complaint is None:
-            raise
-        raise BackendRefusedError(BACKEND, "connect", complaint) from error
 
 
 def _broken_off(connection: Any, address: str, cause: BaseException | None) -> Exception:
@@ -261,42 +259,6 @@ def _broken_off(connection: Any, address: str, cause: BaseException | None) -> E
     elif closed and isinstance(connection, Connection):
         hint = "; is it Redis, does it want TLS, which is rediss://, and does it have a connection left (maxclients)?"
     return UnreachableError.at(address, reason_of(cause) + hint)
-
-
-async def _log_in(connection: Any, address: str) -> None:
-    with REDIS_PY.known("connect"):
-        link = await _reached(connection, address)
-    try:
-        await connection.connect()
-    except BaseException as error:
-        if link is not None:
-            link.close()
-        if not isinstance(error, RedisConnectionError):
-            raise
-        inner = error.__context__
-        if isinstance(inner, RedisError | ssl.SSLCertVerificationError):  # outside, only the text has the cause
-            raise inner from None
-        raise
-
-
-async def _reached(connection: Any, address: str) -> socket.socket | None:
-    """Connect a socket for *connection* to use, unless it has a way of its own to connect."""
-    kind = type(connection)
-    ways = {Connection._connection_arguments, SSLConnection._connection_arguments}  # noqa: SLF001
-    if not issubclass(kind, Connection):
-        return None
-    if kind._connect is not Connection._connect or kind._connection_arguments not in ways:  # noqa: SLF001
-        return None
-    arguments = dict(connection._connection_arguments())  # noqa: SLF001
-    host, port = arguments.pop("host"), arguments.pop("port")
-    try:
-        link = await connected_socket(host, port)
-    except OSError as error:
-        raise UnreachableError.at(address, reason_of(error)) from error
-    if link is not None:
-        name = {"server_hostname": host} if arguments.get("ssl") else {}
-        connection._connection_arguments = lambda: {**arguments, **name, "sock": link}  # noqa: SLF001
-    return link
 
 
 async def _speak_resp3(connection: Any) -> dict[bytes, object]:
@@ -390,10 +352,9 @@ async def first_answer(questions: Iterable[Callable[[], Coroutine[Any, Any, T]]]
         UnreachableError: no server was reached; the error names all of them.
         Exception: every question failed; this is the error of a server that was reached.
     """
-    return await first_success(questions, _most_telling, at_once=AT_ONCE)
 
+    def most_telling(errors: Sequence[Exception]) -> Exception:  # prefers a reply to the news that a server is down
+        unreached = [error for error in errors if isinstance(error, UnreachableError)]
+        return next((error for error in errors if error not in unreached), None) or UnreachableError.of_all(unreached)
 
-def _most_telling(errors: Sequence[Exception]) -> Exception:
-    """Prefer what a server replied to the news that another server is down."""
-    unreached = [error for error in errors if isinstance(error, UnreachableError)]
-    return next((error for error in errors if error not in unreached), None) or UnreachableError.of_all(unreached)
+    return await first_success(questions, most_telling, at_once=AT_ONCE)

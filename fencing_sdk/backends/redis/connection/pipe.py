@@ -42,8 +42,12 @@ class ReplyError(Exception):
     """
     The server refused a command.
 
-    Only the code is shown: the text of some errors repeats the command, which may have owner ids.
+    Only the code and the words before the first quote are shown: what some errors quote is the command, which may have
+    owner ids.
     """
+
+    said: str
+    """The server's words behind the code, up to the first quote; empty without a code."""
 
     command: str
     """
@@ -58,6 +62,7 @@ class ReplyError(Exception):
         if text.startswith("ERR "):
             text = next((f"{code} {text}" for code, said in _WITHOUT_CODE if said.match(text)), text)
         self.words = text.split(" ", 3)[:3]  # enough for MOVED, and no owner id
+        self.said = before_quotes(text.partition(" ")[2]) if self.code != "?" else ""
         self.command = named_command(text) if self.code in {"NOPERM", "NOCOMMAND"} else ""
         super().__init__(self.code)
 
@@ -68,6 +73,7 @@ class ReplyError(Exception):
 
 
 _CODE = re.compile("[A-Z]{1,32}")
+_QUOTE = re.compile(r"[\s(][`'\"]|[\r\n]")
 _NAMED = re.compile(r" run the '([a-z|]{1,40})' command|ERR unknown command ['`]([A-Za-z|]{1,40})['`]")
 _WITHOUT_CODE = (
     # Redis 7.0 says "The user executing the script can't ...", from 7.2 on and Valkey "ACL failure in script: ...".
@@ -76,6 +82,11 @@ _WITHOUT_CODE = (
     ("TRYAGAIN", re.compile(r"ERR Script attempted to access a non local key")),
 )
 """What servers report as ERR alone, by the words before the first quote; later versions may give it a code."""
+
+
+def before_quotes(text: str) -> str:
+    """Return *text* up to the first thing that it quotes."""
+    return _QUOTE.split(text, maxsplit=1)[0][:200].rstrip(" ,:")
 
 
 def named_command(text: str) -> str:

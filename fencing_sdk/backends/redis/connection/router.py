@@ -13,12 +13,12 @@ While a slot is moving, a server replies ASK for keys that have left it, and the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from fencing_sdk._values.tasks import cancel_and_wait, retrieve
-from fencing_sdk.backends.redis.connection.dial import RedisDialer
+from fencing_sdk.backends.redis.connection.dial import ServerDialer
 from fencing_sdk.backends.redis.connection.node import (
     CallOutcome,
     RedisNode,
@@ -30,7 +30,7 @@ from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, R
 from fencing_sdk.backends.redis.connection.topology import SlotMap, slot_of
 from fencing_sdk.backends.redis.scripts import ScriptCall
 
-MakeNode = Callable[[RedisDialer], RedisNode]
+MakeNode = Callable[[ServerDialer], RedisNode]
 
 _REDIRECTIONS = {"MOVED", "ASK"}
 _HOPS = 5
@@ -45,75 +45,30 @@ class Masters(NamedTuple):
     """Which of them has which slots: a digest, or "" for a single master."""
 
 
-class RedisRouter(Protocol):
-    """Finds the server of a script."""
-
-    async def node(self, key: str) -> RedisNode:
-        """The server that has *key*."""
-        ...
-
-    def last_pipe(self, key: str) -> Pipe | None:
-        """The last connection that was opened to the server that has *key*; None if no such server is known."""
-        ...
-
-    async def run(self, call: ScriptCall) -> Reply:
-        """Run one script on the server that has its keys."""
-        ...
-
-    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
-        """
-        Run many scripts, in one write for each server. Each call has its own outcome.
-
-        When it is cancelled after some servers have answered, it returns their answers.
-        """
-        ...
-
-    def nodes(self) -> Sequence[RedisNode]:
-        """Every known server."""
-        ...
-
-    async def masters(self, *, anew: bool) -> Masters:
-        """Every server that has keys; *anew*: not by a map that was read before."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close every connection."""
-        ...
-
-
 class SingleMasterRouter:
     """Runs every script on one server."""
 
-    def __init__(self, dialer: RedisDialer, make_node: MakeNode) -> None:
-        self._node = make_node(dialer)
+    def __init__(self, node: RedisNode) -> None:
+        self._node = node
+        self.run = node.run
+        self.run_all = node.run_all
+        self.aclose = node.aclose
 
     async def node(self, key: str) -> RedisNode:  # noqa: ARG002  (it has every key)
-        """See `RedisRouter.node`."""
+        """The server that has *key*."""
         return self._node
 
     def last_pipe(self, key: str) -> Pipe | None:  # noqa: ARG002  (it has every key)
-        """See `RedisRouter.last_pipe`."""
+        """The last connection that was opened to the server that has *key*; None if no such server is known."""
         return self._node.connection
 
-    async def run(self, call: ScriptCall) -> Reply:
-        """See `RedisRouter.run`."""
-        return await self._node.run(call)
-
-    async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
-        """See `RedisRouter.run_all`."""
-        return await self._node.run_all(calls)
-
     def nodes(self) -> Sequence[RedisNode]:
-        """See `RedisRouter.nodes`."""
+        """Every known server."""
         return (self._node,)
 
     async def masters(self, *, anew: bool) -> Masters:  # noqa: ARG002  (there is no map)
-        """See `RedisRouter.masters`."""
+        """Every server that has keys; *anew*: not by a map that was read before."""
         return Masters((self._node,), "")
-
-    async def aclose(self) -> None:
-        """See `RedisRouter.aclose`."""
-        await self._node.aclose()
 
 
 class ClusterRouter:
@@ -128,12 +83,12 @@ class ClusterRouter:
         self._map_was_read = False
 
     async def node(self, key: str) -> RedisNode:
-        """See `RedisRouter.node`."""
+        """See `SingleMasterRouter.node`."""
         await self._ready()
         return self._node_of(key)
 
     def last_pipe(self, key: str) -> Pipe | None:
-        """See `RedisRouter.last_pipe`."""
+        """See `SingleMasterRouter.last_pipe`."""
         if not self._map_was_read:
             return None
         try:
@@ -142,7 +97,7 @@ class ClusterRouter:
             return None
 
     async def run(self, call: ScriptCall) -> Reply:
-        """See `RedisRouter.run`."""
+        """Run one script on the server that has its keys."""
         await self._ready()
         node = self._node_of(call.keys[0])
         for _ in range(_HOPS):
@@ -151,9 +106,12 @@ class ClusterRouter:
             except ReplyError as error:
                 if error.code not in _REDIRECTIONS:
                     raise
-                node = self._redirected(error, call)
+                address = error.words[2]
+                node = self._node_at(address)
                 if error.code == "ASK":
                     return await node.run_asking(call)
+                self._moved[slot_of(call.keys[0].encode())] = address
+                self._refresh_soon()
             except Exception as error:
                 self._refresh_after(error)
                 raise
@@ -161,7 +119,12 @@ class ClusterRouter:
         raise PipeError(msg)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[CallOutcome]:
-        """See `RedisRouter.run_all`."""
+        """
+        Run many scripts, in one write for each server. Each call has its own outcome.
+
+        When it is cancelled after some servers have answered, it returns their answers: at the limit of a call, some
+        of them are better than none.
+        """
         try:
             await self._ready()
         except Exception as error:  # noqa: BLE001  (each call fails with the driver's error)
@@ -177,7 +140,13 @@ class ClusterRouter:
             asyncio.ensure_future(self._run_on(node, [calls[n] for n in numbers])): numbers
             for node, numbers in by_node.items()
         }
-        await _wait_for_answers(work)
+        try:
+            await asyncio.wait(work) if work else None
+        except asyncio.CancelledError:
+            for task in work:
+                task.cancel()
+            if not any(task.done() for task in work):
+                raise
         for task, numbers in work.items():
             answers = task.result() if task.done() else [PipeError("the server did not answer in time")] * len(numbers)
             for number, outcome in zip(numbers, answers, strict=True):
@@ -199,20 +168,20 @@ class ClusterRouter:
         return outcomes
 
     def nodes(self) -> Sequence[RedisNode]:
-        """See `RedisRouter.nodes`."""
+        """See `SingleMasterRouter.nodes`."""
         return tuple(self._nodes.values())
 
     async def masters(self, *, anew: bool) -> Masters:
-        """See `RedisRouter.masters`."""
+        """See `SingleMasterRouter.masters`."""
         await self._ready()
         if anew:
-            if self._refreshing is not None:  # it may have been answered before this call
+            if self._refreshing is not None and not self._refreshing.done():  # it may be answered before this call
                 await self._wait_for(self._refreshing)
             await self._wait_for(self._refresh_soon())
         return Masters([self._node_at(address) for address in sorted(self._slots.masters())], self._slots.layout)
 
     async def aclose(self) -> None:
-        """See `RedisRouter.aclose`."""
+        """Close every connection."""
         nodes, refreshing = tuple(self._nodes.values()), self._refreshing
         self._nodes.clear()
         self._moved.clear()
@@ -221,14 +190,6 @@ class ClusterRouter:
         if refreshing is not None and refreshing.get_loop() is asyncio.get_running_loop():
             await cancel_and_wait(refreshing)
         await asyncio.gather(*(node.aclose() for node in nodes))
-
-    def _redirected(self, error: ReplyError, call: ScriptCall) -> RedisNode:
-        """The server that a MOVED or ASK names."""
-        address = error.words[2]
-        if error.code == "MOVED":
-            self._moved[slot_of(call.keys[0].encode())] = address
-            self._refresh_soon()
-        return self._node_at(address)
 
     def _refresh_after(self, error: Exception) -> None:
         """Read the map again after an *error* that no server has sent: a replica may have taken over."""
@@ -265,10 +226,11 @@ class ClusterRouter:
             raise
 
     def _refresh_soon(self) -> asyncio.Task[None]:
-        if self._refreshing is None or self._refreshing.get_loop() is not asyncio.get_running_loop():
-            self._refreshing = asyncio.get_running_loop().create_task(self._read_map(), context=Context())
-            self._refreshing.add_done_callback(self._refreshed)
-        return self._refreshing
+        loop, task = asyncio.get_running_loop(), self._refreshing
+        if task is None or task.done() or task.get_loop() is not loop:
+            task = self._refreshing = loop.create_task(self._read_map(), context=Context())
+            task.add_done_callback(retrieve)
+        return task
 
     async def _read_map(self) -> None:
         await self._slots.refresh()
@@ -278,23 +240,6 @@ class ClusterRouter:
         gone = [self._nodes.pop(address) for address in tuple(self._nodes) if address not in masters]
         await asyncio.gather(*(node.aclose() for node in gone))
 
-    def _refreshed(self, task: asyncio.Task[None]) -> None:
-        if task is self._refreshing:
-            self._refreshing = None
-        retrieve(task)
 
-
-async def _wait_for_answers(work: Collection[asyncio.Future[list[CallOutcome]]]) -> None:
-    """
-    Wait for *work*. When cancelled, keep the answers that have come, if there are any.
-
-    So a server that hangs does not cost the answers of the others: at the limit of a call, some of them are
-    better than none.
-    """
-    try:
-        await asyncio.wait(work) if work else None
-    except asyncio.CancelledError:
-        for task in work:
-            task.cancel()
-        if not any(task.done() for task in work):
-            raise
+RedisRouter: TypeAlias = SingleMasterRouter | ClusterRouter
+"""Finds the server of a script."""

@@ -26,7 +26,6 @@ from fencing_sdk.backends.redis.connection.dial import (
     BACKEND,
     AddressSource,
     OpenConnection,
-    RedisDialer,
     ServerDialer,
     ServerSettings,
     first_answer,
@@ -201,7 +200,7 @@ class SlotMap:
         """The ``host:port`` of every master that has a slot."""
         return frozenset(filter(None, self._masters))
 
-    def dialer(self, address: str) -> RedisDialer:
+    def dialer(self, address: str) -> ServerDialer:
         """Make a dialer for a ``host:port`` of `address`, MOVED or ASK."""
         host, _, port = address.rpartition(":")
         return ServerDialer(self._server.at(*self._reachable((host or self._host, int(port)))), source=_FROM_CLUSTER)

@@ -36,10 +36,9 @@ from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import with_reasons
 from fencing_sdk.backends._shared.rules import LINE_POLL
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
-from fencing_sdk.backends.redis.answers import read_release
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, QuorumTopology, quorum_from_clients, quorum_from_url
+from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, nodes_of_clients, nodes_of_url
 from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
 from fencing_sdk.backends.redis.quorum.ballots import Ballot
 from fencing_sdk.backends.redis.quorum.founding import prepare
@@ -49,7 +48,7 @@ from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRev
 from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, translating
 from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
-from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, check_prefix
+from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, check_prefix, read_release
 
 __all__ = ["RedisQuorumBackend", "from_url"]
 
@@ -71,12 +70,11 @@ class RedisQuorumBackend(Uncopied):
         ConfigurationError: an argument has a wrong type or value. No I/O happens before the first call.
     """
 
-    def __init__(self, clients: Sequence[object] | QuorumTopology, *, prefix: str = DEFAULT_PREFIX) -> None:
-        topology = clients if isinstance(clients, QuorumTopology) else quorum_from_clients(clients)
-        self._dialers = topology.dialers
+    def __init__(self, clients: Sequence[object], *, prefix: str = DEFAULT_PREFIX) -> None:
+        self._dialers = nodes_of_clients(clients)
         keys = RedisKeys(check_prefix(prefix))
         self._requests = QuorumRequests(keys)
-        self._nodes = QuorumNodes(topology.dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
+        self._nodes = QuorumNodes(self._dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
         self._holds = QuorumHolds()
         self._renewals = QuorumRenewals(self._nodes, self._requests, self._holds, self._next_number)
         self._places = KeptPlaces()
@@ -244,4 +242,4 @@ def from_url(url: str, **options: object) -> RedisQuorumBackend:
     ours = option_names(RedisQuorumBackend)
     chosen = take_options(url, options, (*ours, *DRIVER_OPTIONS))
     own: dict[str, Any] = {name: chosen.pop(name) for name in ours if name in chosen}
-    return RedisQuorumBackend(quorum_from_url(url, chosen), **own)  # what remains are the driver's
+    return RedisQuorumBackend(nodes_of_url(url, chosen), **own)  # what remains are the driver's

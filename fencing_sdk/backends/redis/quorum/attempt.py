@@ -17,13 +17,13 @@ from typing import Protocol
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk.backends.redis.answers import read_token
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
 from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, QuorumHold
 from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests, read_refusal
+from fencing_sdk.backends.redis.requests import read_token
 
 _INSISTENCE = 6
 """Times that a senior attempt asks again."""

@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
-from fencing_sdk.backends.redis.answers import read_token
 from fencing_sdk.backends.redis.connection.pipe import Reply
 from fencing_sdk.backends.redis.errors import translated as translated_by_redis
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, Refusal
-from fencing_sdk.backends.redis.requests import RedisKeys, milliseconds, stored
+from fencing_sdk.backends.redis.requests import RedisKeys, milliseconds, read_token, stored
 from fencing_sdk.backends.redis.scripts import WAITING, Argument, RedisScript, ScriptCall
 from fencing_sdk.errors import BackendError
 
@@ -34,10 +33,10 @@ _HOLD = ":h"
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
-_HOLDS, _FOUNDING, _OPERATING = "quorum/holds.lua", "quorum/founding.lua", "quorum/operating.lua"
+_HOLDS, _OPERATING = "quorum/holds.lua", "quorum/operating.lua"
 _HOLD_PART = f"{_HOLDS} [hold]"
-_LINE = ("line.lua [time]", "quorum/line.lua [line]")
-_PLACE = "quorum/line.lua [place]"
+_LINE = ("line.lua [time]", f"{_HOLDS} [line]")
+_PLACE = f"{_HOLDS} [place]"
 
 GRANT = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [grant]")
 CONFIRM = RedisScript(_HOLD_PART, f"{_HOLDS} [confirm]")
@@ -45,17 +44,17 @@ UNDO = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [undo]")
 RENEW = RedisScript(_HOLD_PART, f"{_HOLDS} [renew]")
 HEAL = RedisScript(_HOLD_PART, f"{_HOLDS} [heal]")
 RELEASE = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [release]")
-JOIN = RedisScript(*_LINE, _HOLD_PART, _PLACE, "quorum/line.lua [join]")
-LEAVE = RedisScript(*_LINE, "quorum/line.lua [leave]")
+JOIN = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [join]")
+LEAVE = RedisScript(*_LINE, f"{_HOLDS} [leave]")
 INSPECT = RedisScript(f"{_OPERATING} [inspect]")
 LISTED = RedisScript(f"{_OPERATING} [listed]")
 REVOKE = RedisScript(*_LINE, _HOLD_PART, f"{_OPERATING} [revoke]")
 NOTED = RedisScript(f"{_OPERATING} [noted]")
-LOOK = RedisScript(f"{_FOUNDING} [look]")
-FOUND = RedisScript(f"{_FOUNDING} [found]")
-SEAL = RedisScript(f"{_FOUNDING} [seal]")
-ADMIT = RedisScript(f"{_FOUNDING} [admit]")
-SCAN = RedisScript(f"{_FOUNDING} [scan]")
+LOOK = RedisScript(f"{_OPERATING} [look]")
+FOUND = RedisScript(f"{_OPERATING} [found]")
+SEAL = RedisScript(f"{_OPERATING} [seal]")
+ADMIT = RedisScript(f"{_OPERATING} [admit]")
+SCAN = RedisScript(f"{_OPERATING} [scan]")
 
 PRELOADED = (GRANT, CONFIRM, UNDO, RENEW, HEAL, RELEASE, JOIN, LEAVE)
 """Loaded on each new connection: a grant that has to be sent again, by its text, could fall behind its release."""

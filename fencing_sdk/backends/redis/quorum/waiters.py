@@ -20,7 +20,6 @@ from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import JITTER, wall_micros
 from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable, new_ticket
-from fencing_sdk.backends.redis.channels import ChannelId
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.quorum.ballots import Ballot
@@ -28,6 +27,7 @@ from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
 from fencing_sdk.backends.redis.requests import RedisKeys
+from fencing_sdk.backends.redis.waiters import ChannelId
 
 _STRAGGLERS = 0.02
 """Seconds after the first message in which the others should come."""
