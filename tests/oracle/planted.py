@@ -146,7 +146,10 @@ SQLITE = (
     Planted("an expired grant lives on", "sqlite.rows:SqliteRows._grants", " and self._micros < expires", ""),
     Planted("the last in line is woken", "sqlite.rows:SqliteRows.line", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
-        "a waiter that gives no sign keeps its place", "sqlite.rows:Place.silent_at", "sign + int(", "sign + 100 * int("
+        "a waiter that gives no sign keeps its place",
+        "sqlite.rows:OpenFile.silent_at",
+        "sign + int(",
+        "sign + 100 * int(",
     ),
     Planted(
         "a call that was cut off is not undone",

@@ -13,8 +13,7 @@ from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource
 from fencing_sdk.backends.sqlite.file import LockFile
-from fencing_sdk.backends.sqlite.rows import Place
-from fencing_sdk.backends.sqlite.store import OpenFile
+from fencing_sdk.backends.sqlite.rows import OpenFile
 from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife
 
 T = TypeVar("T")
@@ -33,8 +32,8 @@ class RulesOnFile(OpenFile):
         boot: str = "boot",
         network: str = "network",
     ) -> None:
-        self.file = LockFile(path, synchronous=synchronous, clock=clock)
-        super().__init__(Place(self.file, SignsOfLife(path), next_token, boot, network))
+        file = LockFile(path, synchronous=synchronous, clock=clock)
+        super().__init__(file, SignsOfLife(path), next_token, boot, network)
 
     def acquire(self, claim: Claim, *, waiting: bool = False) -> Grant | Busy:
         held = self.look(claim.name, partial(rules.refusal, claim=claim)) if waiting else None

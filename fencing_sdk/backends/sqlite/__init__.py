@@ -8,11 +8,10 @@ Tokens: hybrid by default, kept in the file. Clock: the machine's boot clock, re
 file's write lock. Waiters: first come, first served, across processes, woken by a datagram.
 
     __init__.py      the backend, its options and its URL
-    store.py         what the thread does with the file, and what the event loop asks of it
-    rows.py          what the file remembers of one name
+    store.py         the one thread that touches SQLite, and what the event loop asks of it
+    rows.py          what the thread does with the open file, and the rows of one name
     schema.sql       the tables
     file.py          one connection to the file: transactions, patience, and the errors of SQLite
-    thread.py        the one thread that touches SQLite
     waiter_signs.py  the datagram that wakes a waiter in another process, and the file for signs of life
 """
 
@@ -56,14 +55,12 @@ class SqliteBackend(RowBackend):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, tokens: str = "hybrid", synchronous: str = "full") -> None:
+        if synchronous not in tuple(SYNCHRONOUS):
+            msg = f"synchronous must be 'full' or 'normal', got {shown(synchronous)}"
+            raise ConfigurationError(msg)
         self._path = _checked_path(path)
         self._durable, self._hybrid = synchronous != "normal", tokens != "counter"
-        store = SqliteStore(
-            self._path,
-            synchronous=_checked_synchronous(synchronous),
-            next_token=token_source(tokens, wall_ticks),
-        )
-        super().__init__(store)
+        super().__init__(SqliteStore(self._path, synchronous=synchronous, next_token=token_source(tokens, wall_ticks)))
 
 
 def from_url(url: str, **options: object) -> SqliteBackend:
@@ -76,16 +73,11 @@ def from_url(url: str, **options: object) -> SqliteBackend:
         ConfigurationError: the URL names no file, or an option is unknown.
     """
     chosen: dict[str, Any] = take_options(url, options, option_names(SqliteBackend))
-    return SqliteBackend(_path_of(url), **chosen)
-
-
-def _path_of(url: str) -> str:
-    """Read the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
     parts = split_url(url)
     if parts.user is not None or parts.hosts:
         msg = "write sqlite:///relative.db or sqlite:////absolute.db; a file URL has no host, so it needs three slashes"
         raise ConfigurationError(msg)
-    return unquote(parts.path.removeprefix("/"), errors="surrogateescape")
+    return SqliteBackend(unquote(parts.path.removeprefix("/"), errors="surrogateescape"), **chosen)
 
 
 def _checked_path(path: object) -> str:
@@ -102,10 +94,3 @@ def _checked_path(path: object) -> str:
         msg = "path has a NUL character"
         raise ConfigurationError(msg)
     return path
-
-
-def _checked_synchronous(synchronous: object) -> str:
-    if not isinstance(synchronous, str) or synchronous not in SYNCHRONOUS:
-        msg = f"synchronous must be 'full' or 'normal', got {shown(synchronous)}"
-        raise ConfigurationError(msg)
-    return synchronous

@@ -51,16 +51,11 @@ VERDICTS: dict[int, Verdict] = {
 
 def translated(path: object, operation: str, error: Exception) -> BackendError:
     """Make the error of the contract for *error*, by its class and code, most specific first."""
-    kind, hint = _verdict(error)
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    verdict = _UNSTORABLE if isinstance(error, UnicodeError | OverflowError) else VERDICTS.get(code)
+    kind, hint = verdict or VERDICTS.get(code & 0xFF) or _UNKNOWN
     word = getattr(error, "sqlite_errorname", type(error).__name__)
     return kind(BACKEND, operation, f"{str(path)!a}: {hint} ({word})")
-
-
-def _verdict(error: Exception) -> Verdict:
-    if isinstance(error, UnicodeError | OverflowError):
-        return _UNSTORABLE
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return VERDICTS.get(code) or VERDICTS.get(code & 0xFF) or _UNKNOWN
 
 
 def busy(path: object, operation: str) -> BackendError:
@@ -87,7 +82,7 @@ of 16 processes in a tight loop some got nothing for 4 s, with these numbers the
 _FULL = "PRAGMA synchronous = FULL"
 _NORMAL = "PRAGMA synchronous = NORMAL"
 SYNCHRONOUS = {"full": _FULL, "normal": _NORMAL}
-"""What makes a transaction with a grant durable. All others are never waited for: see `LockFile.transaction`."""
+"""Makes a transaction with a grant durable. All others are never waited for: see `LockFile.transaction`."""
 
 _SCHEMA = resources.files("fencing_sdk.backends.sqlite").joinpath("schema.sql")
 

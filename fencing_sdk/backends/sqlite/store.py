@@ -1,9 +1,13 @@
 """
-The file as a store of rows. `OpenFile` is what the thread does with it, and `SqliteStore` what the event loop asks for.
+The thread that alone touches SQLite, so that the event loop never waits for a disk, and what the loop asks of it.
 
-Each step is one transaction that begins with the write lock, so that reading, deciding and writing are one step for
-every process. A waiter that has to wait on costs no transaction: it reads what is committed. Messages are sent when the
-transaction is committed, because the one who reads them looks at the file.
+It does one request after the other, in order of arrival, except that renewals overtake: they have a deadline. The
+thread is a daemon: a disk that hangs must not keep the process from ending.
+
+A connection must not exist during a fork. SQLite remembers in the process's memory which file locks it holds. A child
+inherits the memory but not the locks, so that its connections would rely on locks that the kernel does not know. So
+every thread ends, and closes its connection, before a fork; parent and child start anew with their next call. A fork
+in C runs no hook before it: a child that inherited a connection from it refuses to work.
 
 A client hears of revocations on a socket whose name stands in the file meanwhile. Where there are no such sockets (see
 `waiter_signs`), or the client is in another network namespace, the next renewal notices the loss.
@@ -12,13 +16,19 @@ A client hears of revocations on a socket whose name stands in the file meanwhil
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock, boot_identity
@@ -26,142 +36,216 @@ from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import StopListening
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
-from fencing_sdk.backends._shared.rules import Rows, TokenSource, WaiterRow
-from fencing_sdk.backends.sqlite.file import LockFile, busy, translated
-from fencing_sdk.backends.sqlite.rows import TOLERANCE, Place, SqliteRows, forget_reasons
-from fencing_sdk.backends.sqlite.thread import SqlThread
-from fencing_sdk.backends.sqlite.waiter_signs import (
-    SignsOfLife,
-    WakeupSocket,
-    network_identity,
-    open_wakeup_socket,
-    send_datagram,
-    send_wakeup,
-)
+from fencing_sdk.backends._shared.rules import Rows, TokenSource
+from fencing_sdk.backends.sqlite.file import BACKEND, LockFile, busy, translated
+from fencing_sdk.backends.sqlite.rows import OpenFile
+from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife, WakeupSocket, network_identity, open_wakeup_socket
+from fencing_sdk.errors import BackendRefusedError
 
 T = TypeVar("T")
 
-_FIRST_NAMES = "SELECT DISTINCT name FROM fencing_lock WHERE name >= :start ORDER BY name LIMIT :limit"
-_NEXT_NAMES = "SELECT DISTINCT name FROM fencing_lock WHERE name > :start ORDER BY name LIMIT :limit"
+FORK_PATIENCE = 5.0
+"""Seconds that a fork waits for a transaction to end."""
 
 
-class OpenFile:
-    """The open file. Used by the thread that made it, and by no other."""
+@dataclass(frozen=True, slots=True)
+class _ThreadWork:
+    do: Callable[[OpenFile], object]
+    answer: Future[Any]
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._file = place.file
 
-    def look(self, name: str, rule: Callable[[Rows], T]) -> T:
-        """Run a *rule* that changes nothing on what is committed."""
-        with self._file.snapshot() as now:
-            return rule(SqliteRows(self._place, name, now))
+class _WorkQueue:
+    """Work that waits for the thread. Nothing here blocks, so it is safe in a finalizer and in the event loop."""
 
-    def run(self, steps: Sequence[Step[T]], *, reads: bool = False, durable: bool = False) -> list[T]:
-        """Run the rules of all *steps* in one transaction; then wake the waiters that they name."""
-        woken: list[tuple[str, WaiterRow]] = []
-        answers: list[T] = []
-        with self._file.snapshot() if reads else self._file.transaction(durable=durable) as now:
-            for name, rule in steps:
-                rows = SqliteRows(self._place, name, now)
-                answers.append(rule(rows))
-                woken += [(name, waiter) for waiter in rows.woken]
-        for name, waiter in woken:
-            self._send(name, waiter)
-        return answers
+    def __init__(self) -> None:
+        self._arrivals: SimpleQueue[bool] = SimpleQueue()
+        self._urgent: deque[_ThreadWork] = deque()
+        self._others: deque[_ThreadWork] = deque()
 
-    def _send(self, name: str, waiter: WaiterRow | None) -> None:
-        """Wake *waiter*, or the next in the line if it is gone."""
-        while waiter is not None and isinstance(waiter.address, WaiterAddress) and not send_wakeup(waiter.address):
-            with self._file.transaction() as now:
-                rows = SqliteRows(self._place, name, now)
-                rows.leave(waiter.owner)  # if another process has deleted it, the next one is woken all the same
-                rules.wake_next(rows)
-            waiter = next(iter(rows.woken), None)
-
-    def names(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """See `RowStore.names`."""
-        statement = _FIRST_NAMES if after is None else _NEXT_NAMES
-        with self._file.snapshot():
-            found = self._file.execute(statement, start=prefix if after is None else after, limit=limit).fetchall()
-        return [name for (name,) in found if name.startswith(prefix)]
-
-    def attend(self, group: str, waiters: Sequence[tuple[Claim, WaiterAddress]]) -> list[Claim]:
-        """See `RowStore.attend`. All waiters of a group give one sign of life, in one slot, beside the database."""
-        with self._file.snapshot() as now:
-            standing = self._file.execute(
-                "SELECT name, owner, slot FROM fencing_waiter WHERE waiter_group = :group", group=group
-            ).fetchall()
-            for slot in {slot for _, _, slot in standing}:
-                self._place.signs.give(slot, now)
-            names = {name for name, _, _ in standing}
-            heads = [(name, rules.next_in_line(SqliteRows(self._place, name, now))) for name in names]
-        due = {(name, head.owner) for name, head in heads if head is not None}
-        absent, steps = rules.line_repairs(waiters, {(name, owner) for name, owner, _ in standing})
-        if steps:
-            self.run(steps)
-        due.update((claim.name, claim.owner) for claim in absent)
-        return [claim for claim, _ in waiters if (claim.name, claim.owner) in due]
-
-    def listen(self, socket: str) -> None:
-        """Enter the *socket* that hears of revocations."""
-        with self._file.transaction():
-            self._file.execute(
-                "INSERT OR REPLACE INTO fencing_listener (socket, boot, network) VALUES (:socket, :boot, :network)",
-                socket=socket,
-                boot=self._place.boot,
-                network=self._place.network,
-            )
-
-    def stop_listening(self, *sockets: str) -> None:
-        """Delete *sockets* that hear no more."""
-        with self._file.transaction():
-            for socket in sockets:
-                self._file.execute("DELETE FROM fencing_listener WHERE socket = :socket", socket=socket)
-
-    def announce(self, message: str) -> None:
-        """Send *message* to every socket that can be reached from here. Delete those that are gone."""
-        with self._file.snapshot():
-            found = self._file.execute(
-                "SELECT socket FROM fencing_listener WHERE boot = :boot AND network = :network",
-                boot=self._place.boot,
-                network=self._place.network,
-            ).fetchall()
-        if gone := [socket for (socket,) in found if not send_datagram(socket, message)]:
-            self.stop_listening(*gone)
-
-    def sweep(self) -> None:
-        """Delete what has ended: no call may ask about it again. The last token is a row apart and stays."""
-        with self._file.transaction() as now:
-            boot = self._place.boot
-            self._file.execute(
-                "DELETE FROM fencing_lock WHERE boot <> :boot OR expires <= :now OR renewed > :now + :tolerance",
-                boot=boot,
-                now=now,
-                tolerance=TOLERANCE,
-            )
-            for number, of, slot in self._file.execute("SELECT number, boot, slot FROM fencing_waiter").fetchall():
-                if self._place.silent_at(of, slot, now) <= now:
-                    self._file.execute("DELETE FROM fencing_waiter WHERE number = :number", number=number)
-            forget_reasons(self._place, now)
-            self._file.execute("DELETE FROM fencing_listener WHERE boot <> :boot", boot=boot)
-
-    def outdated(self) -> bool:
-        """Return whether the other processes use another file by now."""
-        return self._file.moved()
+    def put(self, work: _ThreadWork, *, urgent: bool) -> None:
+        (self._urgent if urgent else self._others).append(work)
+        self._arrivals.put(item=True)
 
     def close(self) -> None:
-        """Close the file, and delete the file of the signs if the last waiter has gone."""
-        with suppress(sqlite3.Error, OSError):
-            self._tidy()
-        self._place.signs.close()
-        self._file.close()
+        """Let the thread end after the work that was put before."""
+        self._arrivals.put(item=False)
 
-    def _tidy(self) -> None:
-        if self._place.signs.exist() and not self._file.moved():
-            with self._file.transaction(patience=0.0):  # so that no waiter joins meanwhile
-                if self._file.execute("SELECT 1 FROM fencing_waiter LIMIT 1").fetchone() is None:
-                    self._place.signs.remove()
+    def take(self) -> _ThreadWork | None:
+        """Wait for work; None when there will be no more."""
+        if not self._arrivals.get():
+            return None
+        return self._urgent.popleft() if self._urgent else self._others.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """One life of the thread: from the first work to the closing of its connection."""
+
+    queue: _WorkQueue
+    thread: threading.Thread
+    closed: Future[None]
+    end: weakref.finalize[[], SqlThread]
+
+
+class SqlThread:
+    """A thread that starts with the first work, and again with work that comes after `close`."""
+
+    def __init__(self, opener: Callable[[], OpenFile]) -> None:
+        self._opener = opener
+        self._life: _Life | None = None
+        _forks.add(self)
+
+    def submit(self, do: Callable[[OpenFile], T], *, urgent: bool = False, surely: bool = False) -> Future[T]:
+        """
+        Run *do* with what is open in the thread.
+
+        Cancelling the future takes back work that has not begun, unless it is to be done *surely*. Work that
+        has begun is finished.
+
+        Raises:
+            BackendRefusedError: this process was forked while a connection could not be closed.
+        """
+        answer: Future[T] = Future()
+        if surely:
+            answer.set_running_or_notify_cancel()
+        with _forks.gate:
+            _forks.check()
+            if self._life is None:
+                self._life = self._start()
+            self._life.queue.put(_ThreadWork(do, answer), urgent=urgent)
+        return answer
+
+    def close(self) -> Future[None] | None:
+        """Close the connection after the work that waits; the future ends when that has happened."""
+        with _forks.gate:
+            life, self._life = self._life, None
+        if life is None:
+            return None
+        life.end()
+        return life.closed
+
+    @property
+    def started(self) -> bool:
+        """True if it has a thread now."""
+        return self._life is not None
+
+    def forget(self) -> bool:
+        """Have no thread: it does not exist in this process. Return whether there was one."""
+        life, self._life = self._life, None
+        return life is not None
+
+    def start_again(self) -> None:
+        """
+        Have a thread again after a fork, and do not wait for work: the work may be to release locks at the exit.
+
+        Python 3.12 starts no thread while the interpreter ends.
+        """
+        with suppress(RuntimeError):  # it ends
+            self._life = self._life or self._start()
+
+    def ended_before_fork(self) -> bool:
+        """Close the connection and wait until the thread is gone; False when it does not end."""
+        life, self._life = self._life, None
+        if life is None:
+            return True
+        life.end()
+        life.thread.join(FORK_PATIENCE)
+        return not life.thread.is_alive()
+
+    def _start(self) -> _Life:
+        queue = _WorkQueue()
+        closed: Future[None] = Future()
+        closed.set_running_or_notify_cancel()
+        thread = threading.Thread(target=_serve, args=(queue, self._opener, closed), name="fencing-sqlite", daemon=True)
+        thread.start()
+        end = weakref.finalize(self, queue.close)  # a backend that is dropped unclosed ends its thread
+        return _Life(queue, thread, closed, end)
+
+
+def _serve(queue: _WorkQueue, opener: Callable[[], OpenFile], closed: Future[None]) -> None:
+    """Run the thread. The connection is known inside this frame alone."""
+    opened: OpenFile | None = None
+    for work in iter(queue.take, None):
+        if work.answer.running() or work.answer.set_running_or_notify_cancel():
+            opened = _do(work, opened, opener)
+        del work
+    _close(opened)
+    closed.set_result(None)
+
+
+def _do(work: _ThreadWork, opened: OpenFile | None, opener: Callable[[], OpenFile]) -> OpenFile | None:
+    """Do one piece of work; return what is open for the next one, or None if it must be opened anew."""
+    try:
+        if opened is not None and opened.file.moved():
+            _close(opened)
+            opened = None
+        opened = opener() if opened is None else opened
+        done = work.do(opened)
+    except BaseException as error:  # noqa: BLE001  (it is raised where the answer is awaited)
+        _close(opened)
+        work.answer.set_exception(error)
+        return None
+    work.answer.set_result(done)
+    return opened
+
+
+def _close(opened: OpenFile | None) -> None:
+    if opened is not None:
+        with suppress(sqlite3.Error):
+            opened.close()
+
+
+class _Forks:
+    """Ends every thread before this process forks, and refuses to work in a child where that failed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.RLock()
+        """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
+        self._pid = os.getpid()
+        self._threads: weakref.WeakSet[SqlThread] = weakref.WeakSet()
+        self._ended: list[SqlThread] = []
+        self._stuck = False
+        self._unsafe = False
+
+    def add(self, thread: SqlThread) -> None:
+        with self.gate:
+            self._threads.add(thread)
+
+    def check(self) -> None:
+        if self._pid != os.getpid():  # C code has forked this process, so no hook has run
+            self.in_child()
+        if self._unsafe:
+            detail = (
+                "this process was forked while the file was open, and SQLite does not survive that; open it after the "
+                "fork (uWSGI: lazy-apps = true), or start the process by spawn"
+            )
+            raise BackendRefusedError(BACKEND, "open", detail)
+
+    def before(self) -> None:
+        self.gate.acquire()
+        self._ended = [thread for thread in tuple(self._threads) if thread.started]
+        stuck = [thread for thread in self._ended if not thread.ended_before_fork()]
+        self._stuck = bool(stuck)
+
+    def after_in_parent(self) -> None:
+        for thread in self._ended:
+            thread.start_again()
+        self._ended = []
+        self.gate.release()
+
+    def in_child(self) -> None:
+        """Begin anew. After a fork in C the threads are those of the parent, and so are their connections."""
+        self.gate = threading.RLock()
+        self._pid = os.getpid()
+        self._ended = []
+        inherited = [thread for thread in tuple(self._threads) if thread.forget()]
+        self._unsafe = self._unsafe or self._stuck or bool(inherited)
+
+
+_forks = _Forks()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.in_child)
 
 
 class _Opener:
@@ -176,7 +260,7 @@ class _Opener:
     def __call__(self) -> OpenFile:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
         file = LockFile(self._path, synchronous=self._synchronous, clock=BootClock(), busy=self._busy)
-        opened = OpenFile(Place(file, SignsOfLife(self._path), self._next_token, boot_identity(), network_identity()))
+        opened = OpenFile(file, SignsOfLife(self._path), self._next_token, boot_identity(), network_identity())
         try:
             opened.sweep()
         except BaseException:

@@ -19,9 +19,8 @@ from pathlib import Path
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends.sqlite import SqliteBackend
-from fencing_sdk.backends.sqlite import thread as _thread
-from fencing_sdk.backends.sqlite.rows import SqliteRows
-from fencing_sdk.backends.sqlite.store import OpenFile
+from fencing_sdk.backends.sqlite import store as _thread
+from fencing_sdk.backends.sqlite.rows import OpenFile, SqliteRows
 from fencing_sdk.errors import BackendRefusedError
 from fencing_sdk.testing.promises.under_test import in_line
 
@@ -85,8 +84,8 @@ async def busy(backend: SqliteBackend, path: str) -> dict[str, object]:
     begun = threading.Event()
 
     def slowly(opened: OpenFile) -> None:
-        with opened._file.transaction() as now:
-            rules.grant(SqliteRows(opened._place, "mine", now), Claim("mine", 60.0))
+        with opened.file.transaction() as now:
+            rules.grant(SqliteRows(opened, "mine", now), Claim("mine", 60.0))
             begun.set()
             threading.Event().wait(0.5)
 

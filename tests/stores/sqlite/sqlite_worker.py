@@ -20,8 +20,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends.sqlite import SqliteBackend, file
-from fencing_sdk.backends.sqlite.rows import SqliteRows
-from fencing_sdk.backends.sqlite.store import OpenFile
+from fencing_sdk.backends.sqlite.rows import OpenFile, SqliteRows
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing.promises.under_test import in_line
 
@@ -114,8 +113,8 @@ async def hold(backend: SqliteBackend, name: str, ttl: str) -> None:
 
 async def half(backend: SqliteBackend) -> None:
     def work(opened: OpenFile) -> None:
-        with opened._file.transaction() as now:
-            rules.grant(SqliteRows(opened._place, "half", now), Claim("half", 60.0))
+        with opened.file.transaction() as now:
+            rules.grant(SqliteRows(opened, "half", now), Claim("half", 60.0))
             say("half")
             threading.Event().wait()
 

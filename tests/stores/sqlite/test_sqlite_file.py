@@ -31,9 +31,8 @@ from fencing_sdk.backends._shared.rules import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite import file as _file
 from fencing_sdk.backends.sqlite.file import LockFile
-from fencing_sdk.backends.sqlite.rows import Place
-from fencing_sdk.backends.sqlite.store import OpenFile
-from fencing_sdk.backends.sqlite.thread import SqlThread
+from fencing_sdk.backends.sqlite.rows import OpenFile
+from fencing_sdk.backends.sqlite.store import SqlThread
 from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LeaseLostError
 from fencing_sdk.testing.promises.under_test import in_line
@@ -350,7 +349,7 @@ async def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path):
     backend = SqliteBackend(tmp_path / "locks.db")
 
     def limit(pages: int) -> None:
-        backend._store.sql.submit(lambda rows: rows._file.execute(f"PRAGMA max_page_count = {pages:d}").fetchone())
+        backend._store.sql.submit(lambda rows: rows.file.execute(f"PRAGMA max_page_count = {pages:d}").fetchone())
 
     await backend.open()
     limit(1)
@@ -454,7 +453,7 @@ class Opening:
         self.threads.append(threading.current_thread().name)
         file = LockFile(self.path, synchronous="normal", clock=BootClock())
         signs = SignsOfLife(self.path)
-        return OpenFile(Place(file, signs, token_source("counter", wall_micros), "boot", "network"))
+        return OpenFile(file, signs, token_source("counter", wall_micros), "boot", "network")
 
 
 @pytest.fixture
@@ -531,13 +530,13 @@ def test_a_failure_closes_the_connection_and_the_next_work_gets_a_new_one(openin
 
     def fail(rows: OpenFile) -> None:
         seen.append(rows)
-        with rows._file.transaction():
-            rows._file.execute("UPDATE fencing_token SET last = 99")
+        with rows.file.transaction():
+            rows.file.execute("UPDATE fencing_token SET last = 99")
             raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.raises(sqlite3.OperationalError):
         sql.submit(fail).result(LIMIT)
-    last = sql.submit(lambda rows: rows._file.execute("SELECT last FROM fencing_token").fetchone()).result(LIMIT)
+    last = sql.submit(lambda rows: rows.file.execute("SELECT last FROM fencing_token").fetchone()).result(LIMIT)
     assert last == (0,), "a transaction that failed left something behind"
     assert opening.count == 2
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

@@ -17,7 +17,7 @@ from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.row_backend import WaiterAddress
 from fencing_sdk.backends._shared.rules import TokenSource, token_source
 from fencing_sdk.backends.sqlite import file as _file
-from fencing_sdk.backends.sqlite import store as _store
+from fencing_sdk.backends.sqlite import rows as _rows
 from fencing_sdk.backends.sqlite.rows import SqliteRows
 from fencing_sdk.errors import BackendRefusedError
 
@@ -351,15 +351,15 @@ def test_a_waiter_that_is_gone_and_deleted_meanwhile_passes_the_turn_on_all_the_
     rows.join(gone, listeners[0].address)
     rows.join(claim(), listeners[1].address)
     listeners[0].socket.close()
-    send = _store.send_wakeup
+    send = _rows.send_wakeup
 
     def deleted_meanwhile(address: WaiterAddress) -> bool:
         if address == listeners[0].address:
             with others.file.transaction() as now:
-                SqliteRows(others._place, "a", now).leave(gone.owner)
+                SqliteRows(others, "a", now).leave(gone.owner)
         return send(address)
 
-    monkeypatch.setattr(_store, "send_wakeup", deleted_meanwhile)
+    monkeypatch.setattr(_rows, "send_wakeup", deleted_meanwhile)
     rows.release(holder)
     assert len(listeners[1].heard()) == 1
 

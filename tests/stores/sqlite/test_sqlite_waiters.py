@@ -27,7 +27,7 @@ from fencing_sdk.backends._shared import rules as _rules
 from fencing_sdk.backends._shared.row_backend import WaiterAddress, random_text
 from fencing_sdk.backends.sqlite import SqliteBackend, store
 from fencing_sdk.backends.sqlite import store as _store
-from fencing_sdk.backends.sqlite.store import OpenFile
+from fencing_sdk.backends.sqlite.rows import OpenFile
 from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife, WakeupSocket, open_wakeup_socket, send_wakeup
 from fencing_sdk.testing.promises.under_test import in_line
 
