@@ -19,7 +19,7 @@ from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.kahuna import from_url
-from fencing_sdk.backends.kahuna.requests import TRY_EXTEND, TRY_LOCK, TRY_UNLOCK, RequestWriter
+from fencing_sdk.backends.kahuna.cluster import TRY_EXTEND, TRY_LOCK, TRY_UNLOCK, body_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -31,12 +31,12 @@ LEASES = 1000
 
 async def one_call(server: KahunaServer, *, times: int) -> list[Row]:
     """The same body to the same path, once by aiohttp alone and once by the backend."""
-    claim, wording = Claim("bench", 3600.0), RequestWriter("persistent")
+    claim = Claim("bench", 3600.0)
     origin = f"http://127.0.0.1:{server.ports[0]}"
     headers = {"Content-Type": "application/json"}
     extend, lock, unlock = (URL(origin + path) for path in (TRY_EXTEND, TRY_LOCK, TRY_UNLOCK))
     extend_text = str(extend)
-    renewing, releasing = wording.of_claim(claim), wording.of_release(claim)
+    renewing, releasing = body_of(claim.name, claim, ttl=claim.ttl), body_of(claim.name, claim)
     async with aiohttp.ClientSession(headers=headers) as session:
 
         async def post(url: URL | str, body: bytes) -> bytes:

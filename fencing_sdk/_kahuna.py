@@ -1,4 +1,4 @@
-"""What the backend and the guard for Kahuna share: one request to one node, and what each failure says about it."""
+"""One request to one Kahuna node, and the meaning of each failure: for the backend and the guard."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 import aiohttp
 from yarl import URL
 
-from fencing_sdk._http.endpoints import EndpointRules
-from fencing_sdk._http.outcomes import (
+from fencing_sdk._http.nodes import EndpointRules
+from fencing_sdk._http.requests import (
+    HttpPool,
     RequestFailedError,
     RequestOutcome,
     UnreadableAnswerError,
     read_body,
     request_failed,
 )
-from fencing_sdk._http.pool import HttpPool
 from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values.options import read_seconds
 from fencing_sdk._values.url import refuse_url, split_url
@@ -34,7 +34,7 @@ REPORT_LIMIT = 4_000_000
 
 
 def rules_for(*paths: str) -> EndpointRules:
-    """What is the same for all nodes, asked at *paths*."""
+    """Return the rules for nodes that are asked at *paths*."""
     return EndpointRules(
         example="kahuna://localhost:2070",
         plain_port=2070,
@@ -71,10 +71,8 @@ class NodeClient(Generic[T]):
 
         connect_timeout: Seconds in which a node must accept a connection.
 
-        connections: The most calls that have a turn in `pool` at once, to all nodes together.
-
     Raises:
-        ConfigurationError: *connect_timeout* or *connections* cannot be read.
+        ConfigurationError: *connect_timeout* cannot be read.
     """
 
     def __init__(
@@ -84,14 +82,13 @@ class NodeClient(Generic[T]):
         body_limit: int,
         tls: TlsContext | None,
         connect_timeout: object,
-        connections: object,
     ) -> None:
         self._read = read
         self._body_limit = body_limit
         limits = aiohttp.ClientTimeout(
             total=ANSWER_LIMIT, sock_connect=read_seconds("connect_timeout", connect_timeout)
         )
-        self.pool = HttpPool(tls=tls, connections=connections, limits=limits)
+        self.pool = HttpPool(tls=tls, limits=limits)
 
     async def post(self, url: URL, body: bytes) -> T:
         """
@@ -104,7 +101,15 @@ class NodeClient(Generic[T]):
         try:
             # A redirect is not followed: it could carry the owner id to any host.
             async with session.post(url, data=body, allow_redirects=False) as response:
-                _check_status(response.status)
+                status = response.status
+                if 300 <= status < 400:  # noqa: PLR2004
+                    detail = f"HTTP {status}, a redirect, which is not followed; name the nodes themselves"
+                    raise RequestFailedError(RequestOutcome.REJECTED, detail)
+                if 400 <= status < 500 and status not in {408, 429}:  # noqa: PLR2004
+                    detail = f"HTTP {status}; is this the HTTP port of a Kahuna? With TLS, write kahuna+https://"
+                    raise RequestFailedError(RequestOutcome.REJECTED, detail)
+                if status != 200:  # noqa: PLR2004
+                    raise RequestFailedError(RequestOutcome.UNKNOWN, f"HTTP {status}")
                 return self._read(await read_body(response, self._body_limit), response.headers.get("Date"))
         except UnreadableAnswerError as error:
             raise RequestFailedError(RequestOutcome.UNKNOWN, str(error)) from error
@@ -127,19 +132,3 @@ class NodeClient(Generic[T]):
         except (aiohttp.ClientError, OSError) as error:
             raise request_failed(error, url) from error
         return report if isinstance(report, dict) else {}
-
-    async def aclose(self) -> None:
-        """Close the connections; the next request opens new ones."""
-        await self.pool.aclose()
-
-
-def _check_status(status: int) -> None:
-    if status == 200:  # noqa: PLR2004
-        return
-    if 300 <= status < 400:  # noqa: PLR2004
-        detail = f"HTTP {status}, a redirect, which is not followed; name the nodes themselves"
-        raise RequestFailedError(RequestOutcome.REJECTED, detail)
-    if 400 <= status < 500 and status not in {408, 429}:  # noqa: PLR2004
-        detail = f"HTTP {status}; is this the HTTP port of a Kahuna? With TLS, write kahuna+https://"
-        raise RequestFailedError(RequestOutcome.REJECTED, detail)
-    raise RequestFailedError(RequestOutcome.UNKNOWN, f"HTTP {status}")

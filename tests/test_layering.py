@@ -121,9 +121,9 @@ def test_no_module_is_imported_by_what_it_imports():
     ("importer", "imported"),
     [
         ("_lease", "_engine.heartbeat"),
-        ("_lease", "_http.pool"),
+        ("_lease", "_http.requests"),
         ("_values.claim", "abc"),
-        ("_http.pool", "backends.kahuna"),
+        ("_http.requests", "backends.kahuna"),
         ("backends.memory", "_engine.engine"),
         ("backends.memory", ""),
         ("guards.memory", "_lease"),

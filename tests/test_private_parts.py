@@ -36,7 +36,7 @@ from fencing_sdk._values.token import token_of_lease
 from fencing_sdk.backends.redis.connection import dial as redis_dial
 from fencing_sdk.backends.redis.options import servers_of_client
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
-from fencing_sdk.backends.zookeeper.connection import driver as zookeeper_driver
+from fencing_sdk.backends.zookeeper import driver as zookeeper_driver
 from fencing_sdk.guards.sql import _transaction
 from fencing_sdk.integrations import django as our_django
 from fencing_sdk.recipes import drain_signals
@@ -266,7 +266,7 @@ class Part(NamedTuple):
 
 
 DIAL, SETTINGS = "backends.redis.connection.dial", "backends.redis.options"
-KAZOO, SCOPE = "backends.zookeeper.connection.driver", "_engine.lease_scope"
+KAZOO, SCOPE = "backends.zookeeper.driver", "_engine.lease_scope"
 LOOP = "testing._loop"
 CONNECTION, STREAMS, CLUSTER = "redis.asyncio.connection", "asyncio.streams", "redis.asyncio.cluster"
 HANDLER, TRANSACTION = "kazoo.protocol.connection", "django.db.transaction"
@@ -298,7 +298,7 @@ PARTS = [
         "aiohttp",
         "_get_ssl_context",
         "aiohttp.connector",
-        {"_http.pool"},
+        {"_http.requests"},
         "stores/kahuna/test_kahuna_faults.py::test_an_aiohttp_that_connects_otherwise_keeps_the_certificates_it_read_first",
     ),
     Part("django", "_from_testcase", TRANSACTION, {"integrations.django"}, write_by_django),

@@ -6,13 +6,13 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 
-from fencing_sdk._etcd.gateway import ALARM, STATUS
-from fencing_sdk._http.endpoints import Endpoint
-from fencing_sdk._http.outcomes import RequestFailedError
+from fencing_sdk._etcd import ALARM, STATUS
+from fencing_sdk._http.nodes import Endpoint
+from fencing_sdk._http.requests import RequestFailedError
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.backends.kahuna import KahunaBackend
-from fencing_sdk.backends.kahuna.options import HEALTH
+from fencing_sdk.backends.kahuna.cluster import HEALTH
 from fencing_sdk.diagnosis.checks import ERROR, WARNING, Check, StoreDiagnosis, host_down, judged
 from fencing_sdk.errors import BackendError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
-from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
+from fencing_sdk.backends.zookeeper.driver import ZooKeeperSettings
 from fencing_sdk.diagnosis.checks import WARNING, Check, StoreDiagnosis, host_down, judged
 
 _LIMIT = 3.0

@@ -19,10 +19,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fencing_sdk._etcd import messages
-from fencing_sdk._etcd.gateway import RANGE, TXN, make_gateway, read_url
-from fencing_sdk._etcd.messages import Entry, Json, compared, entries, ranged, responses, txn
-from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._etcd import (
+    RANGE,
+    TXN,
+    Entry,
+    Json,
+    compared,
+    entries,
+    make_gateway,
+    number,
+    ranged,
+    read_url,
+    responses,
+    txn,
+)
+from fencing_sdk._etcd import delete as delete_key
+from fencing_sdk._etcd import put as put_key
+from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk._values.claim import check_name, safe_segment
 from fencing_sdk._values.token import Token, check_token, format_token, parse_written
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
@@ -220,7 +233,7 @@ class EtcdGuard(StoreGuard):
         """Write if the *fences* stand where they stood; else return their present state."""
         keys = {resource: self._key(resource) for resource in fences}
         raised = [resource for resource, token in wanted.items() if not is_unchanged(token, fences[resource].token)]
-        raising = [messages.put(keys[resource], format_token(wanted[resource]).encode()) for resource in raised]
+        raising = [put_key(keys[resource], format_token(wanted[resource]).encode()) for resource in raised]
         unchanged = [compared(keys[resource], "MOD", "EQUAL", fence.modified) for resource, fence in fences.items()]
         body = txn(
             compare=[*unchanged, *write.compare],
@@ -233,7 +246,7 @@ class EtcdGuard(StoreGuard):
                 return self._learn_all(operation, fences, responses(fields, len(fences)))
             answers = responses(fields, len(raising) + len(write.operations))
             for resource in raised:
-                revision = messages.number(fields["header"], "revision")
+                revision = number(fields["header"], "revision")
                 self._learn(resource, _FenceState(wanted[resource], revision))
         except (UnreadableAnswerError, KeyError, TypeError) as error:
             raise BackendUnavailableError(_GUARD, operation, str(error)) from error
@@ -281,12 +294,12 @@ class EtcdGuard(StoreGuard):
 
 def put(key: str | bytes, value: str | bytes) -> Json:
     """Return an operation that writes *key*, of text or bytes."""
-    return messages.put(_bytes(key, "key"), _bytes(value, "value"))
+    return put_key(_bytes(key, "key"), _bytes(value, "value"))
 
 
 def delete(key: str | bytes) -> Json:
     """Return an operation that deletes *key*."""
-    return messages.delete(_bytes(key, "key"))
+    return delete_key(_bytes(key, "key"))
 
 
 def _bytes(text: object, parameter: str) -> bytes:

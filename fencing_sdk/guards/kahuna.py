@@ -37,9 +37,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from fencing_sdk._http.endpoints import Endpoint, read_endpoints
-from fencing_sdk._http.node_race import PATIENCE, NodeRace
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError, any_unknown, to_json
+from fencing_sdk._http.nodes import PATIENCE, Endpoint, NodeRace, read_endpoints
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError, any_unknown, to_json
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna import NodeClient, nodes_of_url, rules_for
 from fencing_sdk._values.claim import check_name
@@ -92,8 +91,6 @@ class KahunaGuard(StoreGuard):
 
         connect_timeout: Seconds to wait for a node to accept the connection, before the guard asks the next one.
 
-        connections: The most calls that are under way at once, to all nodes together.
-
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
 
@@ -109,7 +106,6 @@ class KahunaGuard(StoreGuard):
         ca: str | os.PathLike[str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         connect_timeout: float = 1.0,
-        connections: int = 32,
         observers: Sequence[Observer] = (),
     ) -> None:
         super().__init__(observers)
@@ -121,7 +117,6 @@ class KahunaGuard(StoreGuard):
             body_limit=_BODY_LIMIT,
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
             connect_timeout=connect_timeout,
-            connections=connections,
         )
         self._prefix = prefix
 
@@ -195,7 +190,7 @@ class KahunaGuard(StoreGuard):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._nodes.aclose()
+        await self._nodes.pool.aclose()
 
     async def _replace(
         self, operation: str, resource: str, token: int, change: Callable[[bytes | None], bytes | None]

@@ -92,9 +92,6 @@ async def test_kahuna_settings_that_put_exclusion_at_stake_are_found(kahuna_clus
     findings = await found(kahuna_cluster.url)
     assert findings["kahuna.settings"].severity == ERROR
     assert "replicationFactor" in findings["kahuna.settings"].what
-    await asyncio.to_thread(kahuna_cluster.cluster, replication_factor=0)
-    findings = await found(kahuna_cluster.url, durability="ephemeral")
-    assert "ephemeral" in findings["kahuna.settings"].what
 
 
 @needs_stand_in

@@ -353,7 +353,6 @@ OF_BOTH = [
     [
         *((scheme, *row) for scheme in OVER_HTTP for row in OF_BOTH),
         ("etcd", "etcd+https://localhost", {"key": "no/such/file"}),
-        ("kahuna", "kahuna://localhost", {"connections": 0}),
         ("kahuna", "kahuna://localhost", {"connect_timeout": 0}),
     ],
 )

@@ -413,10 +413,10 @@ ETCD = (
         "if False",
         _READERS,
     ),
-    Planted("nobody is woken", "etcd.waiters:EtcdWaiters._watch_rival", "waiter.wake()", "pass", _LOCKS),
+    Planted("nobody is woken", "etcd.watches:EtcdWaiters._watch_rival", "waiter.wake()", "pass", _LOCKS),
     Planted(
         "a lost reason",
-        "etcd.operating:_read_reason",
+        "etcd:_read_reason",
         'reason if isinstance(reason, str) else ""',
         '""',
         _LOCKS,
@@ -437,7 +437,7 @@ ETCD = (
     ),
     Planted(
         "a revocation leaves a reader of the phase",
-        "etcd.operating:EtcdOperating.revoke",
+        "etcd:EtcdBackend.revoke",
         "if seen.token(key) == token]",
         "if seen.token(key) == token][:1]",
         _READERS,
@@ -467,7 +467,7 @@ ZOOKEEPER = (
     ),
     Planted(
         "a lost reason",
-        "zookeeper.operating:ZooKeeperOperating.reasons",
+        "zookeeper:ZooKeeperBackend._reasons",
         "read_notes(folder.data).get(mark_of(claim.owner))",
         "None",
         _LOCKS,
@@ -481,7 +481,7 @@ ZOOKEEPER = (
     ),
     Planted(
         "a revocation leaves a reader of the phase",
-        "zookeeper.operating:ZooKeeperOperating.revoke",
+        "zookeeper:ZooKeeperBackend.revoke",
         "for node, read in held.nodes if",
         "for node, read in held.nodes[:1] if",
         _READERS,
@@ -498,8 +498,8 @@ KAHUNA = (
     Planted(
         "a release is not sent",
         "kahuna:KahunaBackend.release",
-        "self._writer.of_release(claim)",
-        'self._writer.of_release(Claim(claim.name, claim.ttl, "another"))',
+        "body_of(claim.name, claim)",
+        'body_of(claim.name, Claim(claim.name, claim.ttl, "another"))',
     ),
     Planted(
         "every grant has one token",
@@ -509,7 +509,7 @@ KAHUNA = (
     ),
     Planted(
         "every owner is one",
-        "kahuna.requests:_owner_text",
+        "kahuna.cluster:_owner_text",
         'text.encode("utf-8", "surrogatepass")',
         'b"owner"',
     ),

@@ -12,8 +12,8 @@ from fuzzing import SEED_SIZE, checked, little_work
 from hypothesis import example, given
 from inside import TOKEN_LIMIT
 
-from fencing_sdk._etcd.messages import read_answer
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
+from fencing_sdk._etcd import read_answer
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError
 from fencing_sdk.abc import Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys
@@ -205,7 +205,7 @@ def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fi
         async def no_reasons(_claims: object) -> list[str | None]:
             return [None]
 
-        backend._losses._operating.reasons = no_reasons
+        backend._losses._reasons = no_reasons
         try:
             backend._losses._on_answer(fields)
             events = fields.get("events") or []

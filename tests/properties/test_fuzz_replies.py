@@ -13,9 +13,9 @@ from fuzzing import SEED_SIZE, checked, little_work, pieces
 from hypothesis import example, given
 from inside import TOKEN_LIMIT
 
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.kahuna import requests as contract
+from fencing_sdk.backends.kahuna import cluster as contract
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
 from fencing_sdk.backends.redis.errors import REFUSALS, translated
 from fencing_sdk.errors import BackendError

@@ -52,7 +52,7 @@ PARTS = (
     ),
     *("localhost", "host:6379", "user:", "6379", ":99999", "0", "-1", "1e9", "mymaster", "/locks.db", ":memory:"),
     *("tokens=", "counter", "hybrid", "synchronous=", "full", "db=", "prefix=", "retention=", "inf", "nan"),
-    *("ssl_cert_reqs=", "none", "socket_timeout=", "min_replicas=", "durability=", "ca=", "connections=", "9" * 30),
+    *("ssl_cert_reqs=", "none", "socket_timeout=", "min_replicas=", "ca=", "9" * 30),
     *("connect_timeout=", "ssl_context=", "sentinel_password=", "client_name=", "\ud800", "\u0130", "\u00b2", "\uff10"),
 )
 every_scheme = pytest.mark.parametrize("scheme", sorted(BUILTIN))
@@ -125,7 +125,6 @@ def opened(url: str) -> str:
 @checked(30)
 @given(rest=pieces(*PARTS))
 @example(rest="h:" + "1" * 5000)
-@example(rest="h?connections=" + "1" * 5000)
 @example(rest="h?connect_timeout=1e999")
 @example(rest="[")
 @example(rest="[::1%25eth0]")
@@ -158,9 +157,7 @@ def test_a_long_url_is_little_work(scheme: str):
 
 @checked(100)
 @given(
-    option=st.sampled_from(
-        ["tokens", "synchronous", "durability", "connect_timeout", "connections", "retention", "db"]
-    ),
+    option=st.sampled_from(["tokens", "synchronous", "connect_timeout", "retention", "db"]),
     value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers())),
     scheme=st.sampled_from(["memory", "sqlite", "kahuna", "redis", "redis+cluster"]),
 )

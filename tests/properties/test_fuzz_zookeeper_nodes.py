@@ -16,8 +16,8 @@ from inside import TOKEN_LIMIT, holder_of
 from fencing_sdk.abc import Grant
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
-from fencing_sdk.backends.zookeeper.connection.driver import NodeEnds
-from fencing_sdk.backends.zookeeper.errors import CLASSES
+from fencing_sdk.backends.zookeeper import CLASSES
+from fencing_sdk.backends.zookeeper.driver import NodeEnds
 from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
 
 SESSION = 7

@@ -38,7 +38,7 @@ from redis_server import RedisServer
 from stays import PATIENCE, eventually
 from zookeeper_server import ZooKeeperServer
 
-from fencing_sdk.backends.kahuna.requests import GET_INFO, AnswerType, RequestWriter
+from fencing_sdk.backends.kahuna.cluster import GET_INFO, AnswerType, body_of
 from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.zookeeper.nodes import in_line
 
@@ -349,7 +349,6 @@ class KahunaBench:
         self.server, self.proxy = server, proxy
         self.url, self.by_proxy = server.url, f"kahuna://{HOST}:{proxy.port}"
         self.pause, self.resume = server.pause, server.resume
-        self._writer = RequestWriter("persistent")
 
     def seconds_left(self, name: str) -> float:
         answer: dict[str, Any] = {}
@@ -366,7 +365,7 @@ class KahunaBench:
         connection = http.client.HTTPConnection(HOST, self.server.ports[0], timeout=PATIENCE)
         with contextlib.closing(connection):
             headers = {"Content-Type": "application/json"}
-            connection.request("POST", GET_INFO, self._writer.of_name(name), headers)
+            connection.request("POST", GET_INFO, body_of(name), headers)
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         return answer
 

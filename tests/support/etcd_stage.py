@@ -18,7 +18,7 @@ from patience import until
 from stays import PATIENCE, Stay
 
 from fencing_sdk import LockClient
-from fencing_sdk._etcd.gateway import Gateway
+from fencing_sdk._etcd import Gateway
 from fencing_sdk.abc import Backend, Claim, Grant
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError

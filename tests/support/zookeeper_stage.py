@@ -12,9 +12,16 @@ from stays import PATIENCE, eventually
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper.connection.driver import ConnectionNews, KazooDriver, NodeEnds
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, exists
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.driver import (
+    ALL_CLIENTS,
+    ConnectionNews,
+    KazooDriver,
+    NodeEnds,
+    create_persistent,
+    delete,
+    exists,
+)
+from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 from fencing_sdk.errors import BackendUnavailableError
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 import pytest
 from virtual_time import in_virtual_time, now
 
-from fencing_sdk._http.endpoints import Endpoint
-from fencing_sdk._http.node_race import PATIENCE, NodeRace
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
+from fencing_sdk._http.nodes import PATIENCE, Endpoint, NodeRace
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome
 
 NODES = [Endpoint(name, {}) for name in "abc"]
 HANGS = 10_000.0

@@ -7,31 +7,60 @@ Locks in etcd, through its JSON gateway: no gRPC.
 Tokens: the revision of etcd that created the holder's key. Clock: that of etcd's leader. Waiters:
 first come, first served; a watch on the key before its own wakes each of them.
 
-    __init__.py         the backend: what the answers mean for a claim
-    line.py             the line of a name: joining it, looking at it, the step by which a claim is granted
-    renewals.py         many renewals in a few requests
-    waiters.py          what wakes a waiter
-    losses.py           notices of grants that end while their holder works
-    operating.py        what operators ask: who holds, who waits, and that a grant ends
-    leases.py           leases of etcd that many locks share, and keys that are to be deleted
-    requests.py         the requests to etcd about leases and keys
-    keys.py             the keys of a lock
+    __init__.py   the backend: what the answers mean for a claim, and what operators ask
+    line.py       the requests; the line of a name, and the step by which a claim is granted
+    watches.py    what wakes a waiter, and notices of grants that end while their holder works
+    leases.py     leases of etcd that many locks share, renewals, and keys that are to be deleted
+    keys.py       the keys of a lock
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
+
+A page of a list is one range with a limit, in the order of the keys, so all keys of a lock stand together, and nothing
+is remembered between pages. There are three cases for the last lock of a page that is not the last page:
+
+1. Its line begins on the page, behind other keys: it may go on behind the page, so the next page begins with it.
+2. Its line fills the page: the whole line is looked at, and the next page begins behind it.
+3. The last key is another program's, or one that no claim has: the next page begins behind it.
+
+The key that was created first is the holder's, unless it is that of a share: then the whole line is looked at, and the
+phase. What is left of a grant is known to its lease alone; many locks share one, so a page asks each lease once.
+
+A revocation looks at the line. One transaction compares that the keys of those who hold with the token are still there,
+deletes them, and leaves a note for each holder. The deletion wakes the next waiter and reaches the holders by the
+watches that both have anyway. The notes live on a lease of their own, as long as the grants would have lived. Readers
+who hold together may be more than one transaction can delete. The last one compares that no reader came since the look,
+and deletes the phase too. Until then the rest holds, and the next look finds who is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
-import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
+from dataclasses import replace
+from typing import NamedTuple
 
-from fencing_sdk._etcd.gateway import make_gateway, read_url
-from fencing_sdk._etcd.messages import Json, compared
-from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._etcd import (
+    TXN,
+    Entry,
+    Json,
+    compared,
+    delete,
+    entries,
+    make_gateway,
+    number,
+    put,
+    ranged,
+    read_url,
+    responses,
+    txn,
+)
+from fencing_sdk._http.requests import UnreadableAnswerError
+from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import move_on_after, retrieve
@@ -39,17 +68,13 @@ from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import with_reasons
-from fencing_sdk.backends._shared.node_line import refusal
+from fencing_sdk.backends._shared.node_line import holding, refusal
 from fencing_sdk.backends._shared.waiters import LEAVING, FirstAsks, KeptPlace, KeptPlaces, Turn, UnansweredRequests
-from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, check_prefix
-from fencing_sdk.backends.etcd.leases import SharedLease, SharedLeases
-from fencing_sdk.backends.etcd.line import EtcdLine, Standing
-from fencing_sdk.backends.etcd.losses import EtcdLossWatcher
-from fencing_sdk.backends.etcd.operating import EtcdOperating
-from fencing_sdk.backends.etcd.renewals import EtcdRenewals
-from fencing_sdk.backends.etcd.requests import BACKEND, EtcdRequests, unreadable
-from fencing_sdk.backends.etcd.waiters import EtcdWaiter, EtcdWaiters
-from fencing_sdk.errors import BackendError, BackendUnavailableError
+from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, LineKey, check_prefix, phase_token
+from fencing_sdk.backends.etcd.leases import EtcdRenewals, SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.line import BACKEND, BATCH, EtcdLine, EtcdRequests, Standing, in_line, unreadable
+from fencing_sdk.backends.etcd.watches import EtcdLossWatcher, EtcdWaiter, EtcdWaiters
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["EtcdBackend", "from_url"]
 
@@ -60,6 +85,33 @@ _LEAVE_TRIES = 2
 _POLL_PART = 1 / 4
 """Part of a lease after which a waiter tries again, which also keeps its place in the line alive."""
 _LONGEST_POLL = 5.0
+
+
+_LEAST_REMAINING = 0.5
+"""Seconds: etcd answers with whole seconds, rounded down, so a lease with 0 of them is still alive."""
+_LEASES_AT_ONCE = 8
+_LONGER = 5
+"""Seconds for which a note is kept longer than the grant would have lasted."""
+_AT_ONCE = 50
+"""Holders in one transaction: etcd allows 128 operations, and a holder needs two."""
+_TRIES = 10
+"""Times that a lock is looked at while its holders come and go."""
+
+
+class _SeenLine(NamedTuple):
+    """The keys of a lock: of its holders, and of its waiters."""
+
+    name: str
+    held: list[LineKey]
+    waiting: list[LineKey]
+    phase: int = 0
+    """The token of readers."""
+    revision: int = 0
+    """The revision of this view: a key that is not in it was created later."""
+
+    def token(self, key: LineKey) -> int:
+        """Return the token of a holder."""
+        return self.phase if key.shared == READER.word else key.created
 
 
 class EtcdBackend(Uncopied):
@@ -79,12 +131,7 @@ class EtcdBackend(Uncopied):
 
         cert: A file with a client certificate, and its key unless that is in *key*.
 
-        ssl_context: Instead of *ca*, *cert* and *key*.
-
         connect_timeout: Seconds to wait for a member to accept the connection, before the next one gets the request.
-
-        connections: The most calls that are under way at once, renewals and releases first. A waiter behind another
-            client's key has a connection of its own, for its watch, and all holders together have one.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
@@ -101,9 +148,7 @@ class EtcdBackend(Uncopied):
         ca: str | os.PathLike[str] | None = None,
         cert: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
         connect_timeout: float = 1.0,
-        connections: int = 32,
     ) -> None:
         self._keys = EtcdKeys(check_prefix(prefix))
         self._gateway = make_gateway(
@@ -115,19 +160,16 @@ class EtcdBackend(Uncopied):
             ca=ca,
             cert=cert,
             key=key,
-            ssl_context=ssl_context,
             connect_timeout=connect_timeout,
-            connections=connections,
         )
         self._requests = EtcdRequests(self._gateway, self._keys)
         self._line = EtcdLine(self._requests)
-        self._operating = EtcdOperating(self._requests)
         self._leases = SharedLeases(self._requests)
         self._waiters = EtcdWaiters(self._gateway, self._keys, self._line, self._leases.owns)
         self._leases.on_deleted = self._waiters.deleted
         self._places = KeptPlaces()
         self._first_asks = FirstAsks()
-        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._operating, self._waiters.deleted)
+        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._reasons, self._waiters.deleted)
         self._unanswered = UnansweredRequests()
 
     async def open(self) -> None:
@@ -147,19 +189,16 @@ class EtcdBackend(Uncopied):
         waiter = self._waiters.find(claim)
         if waiter is not None or claim.mode is not LOCK:
             return await self._acquire(claim, waiter)
-        if (busy := await self._refusal(claim)) is not None:
-            return busy
+        may_hold = self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None
+        if not may_hold:  # refuse it without a request if a claim of this client is before it, or is being refused
+            if (busy := await self._first_asks.refusal(claim)) is not None:
+                return busy
+            if self._waiters.any_for(claim.name):
+                return Busy(None)
         with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire(claim, None)
             settle(outcome)
         return outcome
-
-    async def _refusal(self, claim: Claim) -> Busy | None:
-        """Refuse a claim without a request if another claim of this client is before it, or is just being refused."""
-        if self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None:
-            return None  # it may hold the lock
-        busy = await self._first_asks.refusal(claim)
-        return Busy(None) if busy is None and self._waiters.any_for(claim.name) else busy
 
     async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Busy:
         started, key = self._leases.now(), self._keys.own(claim)
@@ -237,7 +276,7 @@ class EtcdBackend(Uncopied):
         for claim, outcome in zip(claims, outcomes, strict=True):
             if outcome is Renewal.RENEWED and self._leases.find(key := self._keys.own(claim)) is not None:
                 self._losses.granted(key, claim)
-        return await with_reasons(claims, outcomes, self._operating.reasons)
+        return await with_reasons(claims, outcomes, self._reasons)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""
@@ -247,7 +286,7 @@ class EtcdBackend(Uncopied):
         with suppress(BackendError):  # the loss is known, and an error would have the release repeated, which hides it
             (standing,) = await self._line.standings("release", [claim])
             others = standing.others
-        return (await with_reasons([claim], [refusal(claim.mode, others=others)], self._operating.reasons))[0]
+        return (await with_reasons([claim], [refusal(claim.mode, others=others)], self._reasons))[0]
 
     async def _delete(self, operation: str, claim: Claim) -> bool:
         """
@@ -263,25 +302,147 @@ class EtcdBackend(Uncopied):
         self._leases.pending_deletes.add(key, now, may_return=may_return, sending=True, held=held)
         return bool(await self._leases.delete_pending(operation, [key]))
 
+    # Who holds and who waits
+
     async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self._operating.inspect(name)
+        """See `fencing_sdk.abc.Backend.inspect`; the waiters are not counted."""
+        first = await self._requests.first("inspect", name)
+        if first is None:
+            return None
+        if first.shared:
+            return next(iter(await self.holders(name)), None)
+        found = await self._describe("inspect", [_SeenLine(name, [first], [])])
+        return replace(found[0], waiters=None) if found else None
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return await self._operating.holders(name)
+        """See `fencing_sdk.abc.SupportsShares.holders`: in the order of their permits, or of their tokens."""
+        found = await self._describe("inspect", [await self._look_at("inspect", name)])
+        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
 
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
-        return await self._operating.page(prefix, cursor, limit)
+    async def _look_at(self, operation: str, name: str) -> _SeenLine:
+        """The whole line of *name*."""
+        begin, end = self._keys.line(name)
+        look = [ranged(begin, end=end), ranged(self._keys.phase(name))]
+        fields, _ = await self._requests.ask(operation, TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, operation):
+            line_part, phase_part = responses(fields, 2)
+            line, phase = in_line(entries(line_part, LineKey)), phase_token(entries(phase_part, Entry))
+            held = holding(line, phase=bool(phase))
+            return _SeenLine(name, held, line[len(held) :], phase, number(fields["header"], "revision"))
+
+    async def _describe(self, operation: str, lines: Sequence[_SeenLine]) -> list[Holder]:
+        """Describe the holders of *lines*, except of those whose lease has ended since."""
+        remaining = await self._remaining(operation, [key.lease for line in lines for key in line.held])
+        found = []
+        for line in lines:
+            for key in line.held:
+                if (left := remaining[key.lease]) is None:
+                    continue
+                try:
+                    waiters = len(line.waiting)
+                    found.append(key.holder(line.name, max(_LEAST_REMAINING, left), phase=line.phase, waiters=waiters))
+                except UnreadableAnswerError as error:
+                    if operation != "list":  # a list leaves out what another program has written
+                        raise BackendRefusedError(BACKEND, operation, str(error)) from error
+        return found
+
+    async def _remaining(self, operation: str, leases: Iterable[int]) -> dict[int, float | None]:
+        """The seconds that leases have left; None for those that have ended. Many locks share one."""
+        gate, asked = asyncio.Semaphore(_LEASES_AT_ONCE), list(dict.fromkeys(leases))
+
+        async def ask(lease: int) -> float | None:
+            async with gate:
+                return await self._requests.remaining(operation, lease)
+
+        return dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
 
     async def list_waiters(self, name: str) -> Sequence[Waiting]:
         """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        return await self._operating.waiters(name)
+        seen = await self._look_at("list", name)
+        waiters: list[Waiting] = []
+        for key in seen.waiting:
+            with suppress(UnreadableAnswerError):  # another program has written the key
+                holder = key.holder(name, 0.0)
+                waiters.append(Waiting(holder.id, holder.mode, None, holder.label))  # when it came is not kept
+        return waiters
+
+    # All names
+
+    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
+        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
+        begin, end = self._keys.names(prefix)
+        if cursor is not None:
+            try:
+                start = bytes.fromhex(cursor)
+            except ValueError:
+                start = b""
+            if not begin <= start <= end:
+                msg = "cursor must come from a page of this listing"
+                raise ConfigurationError(msg)
+            begin = start
+        found, more = await self._requests.stretch("list", begin, end, limit)
+        names = [self._keys.name(key.key) for key in found]
+        lines: dict[str, list[LineKey]] = {}
+        for name, key in zip(names, found, strict=True):
+            if name is not None:
+                lines.setdefault(name, []).append(key)
+        after, cut = found[-1].key + b"\0" if found else begin, False
+        if more and (last := names[-1]) is not None:
+            line_begin, after = self._keys.line(last)
+            cut = len(lines[last]) == len(found)
+            if not cut:
+                after = line_begin
+                del lines[last]
+        seen = [await self._seen(name, in_line(keys), cut=cut) for name, keys in lines.items()]
+        return Listing(await self._describe("list", seen), after.hex() if more else None)
+
+    async def _seen(self, name: str, keys: list[LineKey], *, cut: bool) -> _SeenLine:
+        """The line of a lock, of which *keys* are on the page; *cut*: there may be more of them."""
+        if not cut and not keys[0].shared:
+            return _SeenLine(name, keys[:1], keys[1:])
+        try:
+            return await self._look_at("list", name)
+        except BackendError as error:
+            if not isinstance(error.__cause__, UnreadableAnswerError):
+                raise
+            return _SeenLine(name, [], [])  # another program has written one of the keys
+
+    # Revocations
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        return await self._operating.revoke(name, token, reason)
+        ended, failures = False, 0
+        while failures < _TRIES:
+            seen = await self._look_at("revoke", name)
+            victims = [key for key in seen.held if seen.token(key) == token]
+            if not victims:
+                return ended
+            succeeded = await self._end(seen, victims[:_AT_ONCE], reason, last=len(victims) <= _AT_ONCE)
+            if succeeded and len(victims) <= _AT_ONCE:
+                return True
+            ended, failures = ended or succeeded, failures + (not succeeded)
+        raise BackendUnavailableError(BACKEND, "revoke", "the holders of the lock change whenever it is looked at")
+
+    async def _end(self, seen: _SeenLine, victims: Sequence[LineKey], reason: str, *, last: bool) -> bool:
+        """End the grants of *victims*, if all of them still hold; with the *last* readers also their phase."""
+        remaining = await self._remaining("revoke", [victim.lease for victim in victims])
+        longest = max((left or 0.0 for left in remaining.values()), default=0.0)
+        lease, _ = await self._requests.grant_lease("revoke", math.ceil(longest) + _LONGER)
+        value = json.dumps({"reason": reason}).encode()
+        steps = [put(self._keys.note(seen.name, victim.key), value, lease) for victim in victims]
+        compare = [compared(victim.key, "CREATE", "EQUAL", victim.created) for victim in victims]
+        if last and victims[0].shared == READER.word:
+            begin, end = self._keys.readers(seen.name)  # no reader came since the look
+            compare.append(compared(begin, "CREATE", "LESS", seen.revision + 1, end=end))
+            steps.append(delete(self._keys.phase(seen.name)))
+        return await self._requests.end("revoke", compare, [victim.key for victim in victims], steps)
+
+    async def _reasons(self, claims: Sequence[Claim]) -> list[str | None]:
+        """For claims whose grants have ended: why they were revoked; None for those that were not."""
+        found: list[Entry | None] = []
+        for start in range(0, len(claims), BATCH):
+            found += await self._requests.notes("renew", claims[start : start + BATCH])
+        return [None if note is None else _read_reason(note.value) for note in found]
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """
@@ -328,16 +489,24 @@ class EtcdBackend(Uncopied):
         """
         Leave the line, unless the lock was granted.
 
+        A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
+        connection was closed after the deletion, and the key would stay in the line as long as its lease.
+
         A try may have been granted before the claim had a waiter, or since a deletion has failed, so this looks at the
         held keys, too. It raises no error, which would replace the cancellation that ends the wait.
         """
         try:
-            waiter = await self._joined(joining)
+            if not joining.done():
+                with move_on_after(_JOINING, shield=True):
+                    await asyncio.wait((joining,))
         except BaseException:  # cancelled again, and the request may still put the key
             if self._leases.find(key := self._keys.own(claim)) is None:
                 self._leases.pending_deletes.add(key, self._leases.now(), may_return=True)
             raise
-        if waiter is not None:
+        finally:
+            joining.cancel()  # unless it was answered
+        if joining.done() and not joining.cancelled() and not joining.exception():
+            waiter = joining.result()
             await self._waiters.remove(waiter)
             if waiter.served:
                 return
@@ -349,41 +518,18 @@ class EtcdBackend(Uncopied):
                     await self._delete("queue", claim)
                     return
 
-    async def _joined(self, joining: asyncio.Task[EtcdWaiter]) -> EtcdWaiter | None:
-        """
-        The waiter, if it has joined the line.
-
-        A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
-        connection was closed after the deletion, and the key would stay in the line as long as its lease.
-        """
-        try:
-            if not joining.done():
-                with move_on_after(_JOINING, shield=True):
-                    await asyncio.wait((joining,))
-        finally:
-            joining.cancel()  # unless it was answered
-        failed = not joining.done() or joining.cancelled() or joining.exception()
-        return None if failed else joining.result()
-
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
         await self._losses.aclose()
-        await self._delete_the_rest()
-        await self._leases.aclose()
-        await self._gateway.aclose()
-
-    async def _delete_the_rest(self) -> None:
-        """
-        Delete once more what is not confirmed as deleted: no keep-alive of this client will.
-
-        Such are places in a line that were left while etcd was slow, and those of waiters whose loop was closed. As
-        long as the lease of such a key lasts, and that is a whole ttl, the claims behind it would wait.
-        """
+        # No keep-alive will delete the places in a line that were left while etcd was slow, or by waiters whose loop
+        # was closed. The claims behind them would wait for a whole ttl.
         now = self._leases.now()
         for claim in self._waiters.pop_orphans():
             self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
         with move_on_after(LEAVING), suppress(BackendError):
             await self._leases.delete_pending("queue", self._leases.pending_deletes.never_confirmed())
+        await self._leases.aclose()
+        await self._gateway.aclose()
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:
@@ -395,3 +541,11 @@ def from_url(url: str, **options: object) -> EtcdBackend:
     """
     endpoints, chosen = read_url(url, take_options(url, options, option_names(EtcdBackend, besides={"tls"})))
     return EtcdBackend(endpoints, **chosen)
+
+
+def _read_reason(value: bytes) -> str:
+    try:
+        reason = json.loads(value).get("reason")
+    except (ValueError, AttributeError, RecursionError):
+        reason = None
+    return reason if isinstance(reason, str) else ""

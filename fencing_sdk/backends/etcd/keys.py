@@ -1,5 +1,5 @@
 """
-What etcd keeps for a lock: one key for each claim that holds the lock or waits for it.
+Keys in etcd: one for each claim that holds the lock or waits for it.
 
     fencing/invoices%2F42/9f8a01c2...       ->  {"label": "batch 7"}
     fencing/catalog/9f8a01c2...             ->  {"label": null, "mode": "writer"}
@@ -26,8 +26,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from fencing_sdk._etcd.messages import Entry
-from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._etcd import Entry
+from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode, Permit, safe_segment
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
@@ -79,7 +79,8 @@ class EtcdKeys:
 
     def own(self, claim: Claim) -> bytes:
         """The key of one claim."""
-        return _line(self._prefix, claim.name)[0] + _begin_of(claim.mode) + _digest(claim.owner)
+        begin = {READER.word: _READER, "permit": _PERMIT}.get(claim.mode.word, b"")
+        return _line(self._prefix, claim.name)[0] + begin + _digest(claim.owner)
 
     def phase(self, name: str) -> bytes:
         """The key that has the token of the readers that hold together: see `phase_token`."""
@@ -104,10 +105,6 @@ class EtcdKeys:
     def note(self, name: str, key: bytes) -> bytes:
         """The key of the note for the holder whose own key is *key*."""
         return _line(self._prefix, name)[0][:-1] + b":revoked/" + key.rpartition(b"/")[2]
-
-
-def _begin_of(mode: Mode) -> bytes:
-    return {READER.word: _READER, "permit": _PERMIT}.get(mode.word, b"")
 
 
 @lru_cache(maxsize=1024)  # an acquisition and its release need each several times
@@ -214,7 +211,7 @@ class LineKey(Entry):
 
 
 class _KeyFacts(NamedTuple):
-    """What a key in the line says about its claim."""
+    """The claim that a key in the line describes."""
 
     mode: Mode
     label: str | None

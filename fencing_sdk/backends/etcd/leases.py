@@ -1,5 +1,5 @@
 """
-Leases of etcd that many locks share: one for each ttl, in whole seconds.
+Leases of etcd that many locks share, one for each ttl in whole seconds, and many renewals in a few requests.
 
 A keep-alive proves that the lease lived when it was sent. A lease is a little longer than the ttl of its locks, so
 one keep-alive also serves the calls of the next fraction of a second: a thousand locks, renewed one by one or
@@ -18,28 +18,47 @@ not be used.
 
 A deletion that finds no key proves that its grant was lost, if it is the only one. A claim that has just got the lock
 may be leaving the line, or still be joining it, when it is released: then that may delete the key first.
+
+A renewal sends one keep-alive for each lease, and for each `BATCH` of its locks one transaction that compares the
+revision of each key. Both are needed: after a keep-alive alone, a key may have been deleted, and a comparison alone
+prolongs nothing. A renewal counts from the moment before both were sent. There are four cases for a claim:
+
+1. This client holds its key: the keep-alive and the comparison decide.
+2. The comparison failed: the key is read, because it may only have been moved to another lease.
+3. This client does not know the claim, most often after a reconnection: the key is read.
+4. The claim has another ttl than at the last call: the key is read.
+
+In cases 2 to 4, a key that is still that of the grant is moved to a lease of this client.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fencing_sdk._etcd.messages import LeaseNotFoundError
-from fencing_sdk._values.claim import Claim
+from fencing_sdk._etcd import LeaseNotFoundError
+from fencing_sdk._values.claim import Claim, Renewal
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import ForkDetector
 from fencing_sdk._values.tasks import SharedCall
 from fencing_sdk._values.timing import DRIFT
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends.etcd.line import Standing
-from fencing_sdk.backends.etcd.requests import BACKEND, BATCH, EtcdRequests
+from fencing_sdk.backends._shared.node_line import refusal
+from fencing_sdk.backends.etcd.line import BACKEND, BATCH, EtcdLine, EtcdRequests, Standing
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
-__all__ = ["LATE_ARRIVAL", "HeldKey", "PendingDeletes", "SharedLease", "SharedLeases"]
+__all__ = [
+    "LATE_ARRIVAL",
+    "EtcdRenewals",
+    "HeldKey",
+    "PendingDeletes",
+    "SharedLease",
+    "SharedLeases",
+]
 
 T = TypeVar("T")
 SPARE = 0.5
@@ -252,20 +271,22 @@ class SharedLeases:
         since = lease.keep_alive_needed_since(ttl, started)
         if lease.ended or lease.renewed_at >= since:
             return not lease.ended
+
+        async def send() -> bool:
+            self.give_up_overdue(now)
+            if not self._deleting.running and (due := self.pending_deletes.due(now)):
+                self._deleting.start(lambda: self._delete_all(due, now))
+            if await self._requests.keep_alive(operation, lease.number) <= 0:
+                self._end(lease)
+                return False
+            lease.renewed_at = max(lease.renewed_at, now)
+            return True
+
         call = lease.keep_alive
         if call is None or not call.can_join(since):
             now = self.now()
-            call = lease.keep_alive = SharedCall(lambda: self._send_keep_alive(operation, lease, now), now)
+            call = lease.keep_alive = SharedCall(send, now)
         return await call.join()
-
-    async def _send_keep_alive(self, operation: str, lease: SharedLease, now: float) -> bool:
-        self.give_up_overdue(now)
-        self._delete_due(now)
-        if await self._requests.keep_alive(operation, lease.number) <= 0:
-            self._end(lease)
-            return False
-        lease.renewed_at = max(lease.renewed_at, now)
-        return True
 
     def _end(self, lease: SharedLease) -> None:
         """Forget a lease that no longer exists; the next call makes another one."""
@@ -388,10 +409,6 @@ class SharedLeases:
         self.pending_deletes.add(key, self.now(), may_return=True)
         return False
 
-    def _delete_due(self, now: float) -> None:
-        if not self._deleting.running and (due := self.pending_deletes.due(now)):
-            self._deleting.start(lambda: self._delete_all(due, now))
-
     async def _delete_all(self, due: dict[bytes, int | None], now: float) -> None:
         """After a failure, the keys stay pending, and a later keep-alive tries again."""
         plain = [key for key, modified in due.items() if modified is None]
@@ -413,3 +430,121 @@ class SharedLeases:
         for lease in self._leases.values():
             if lease.keep_alive is not None:
                 await lease.keep_alive.aclose()
+
+
+class EtcdRenewals:
+    """One call that renews many claims."""
+
+    def __init__(
+        self,
+        requests: EtcdRequests,
+        line: EtcdLine,
+        leases: SharedLeases,
+        claims: Sequence[Claim],
+        started: float,
+    ) -> None:
+        self._requests = requests
+        self._line = line
+        self._leases = leases
+        self._started = started
+        self._claims = {requests.keys.own(claim): claim for claim in claims}
+        self._tokens: dict[bytes, int] = {}
+        """The tokens of the keys that are held, and have to be read: their comparison failed, or their ttl changes."""
+        self.outcomes: dict[bytes, Renewal] = {}
+        self.failures: list[BackendError] = []
+
+    async def run(self) -> None:
+        """Fill `outcomes` and `failures`. A failed request leaves the claims of other requests alone."""
+        by_lease: dict[SharedLease, dict[bytes, HeldKey]] = {}
+        unknown: list[bytes] = []
+        for key, claim in self._claims.items():
+            if (found := self._leases.find(key)) is None:
+                unknown.append(key)
+            elif found[1].ttl != claim.ttl:
+                unknown.append(key)
+                self._tokens[key] = found[1].created
+            else:
+                by_lease.setdefault(found[0], {})[key] = found[1]
+        await self._gather([self._renew_held(lease, held) for lease, held in by_lease.items()])
+        unsettled = [key for key in self._claims if key in unknown or self.outcomes.get(key) is Renewal.REFUSED]
+        await self._gather([self._look_up(batch) for batch in _batches(unsettled)])
+
+    async def _gather(self, works: Iterable[Awaitable[None]]) -> None:
+        outcomes = await asyncio.gather(*works, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BackendError):
+                self.failures.append(outcome)
+            elif outcome is not None:
+                raise outcome
+
+    async def _renew_held(self, lease: SharedLease, held: dict[bytes, HeldKey]) -> None:
+        """Renew the keys of one lease: one keep-alive for all, and one comparison for each batch."""
+        longest = max(each.ttl for each in held.values())
+        comparisons = [asyncio.ensure_future(self._compare(batch)) for batch in _batches(list(held.values()))]
+        try:
+            if await self._leases.keep("renew", lease, longest, self._started):
+                await self._gather([self._settle(comparison) for comparison in comparisons])
+            else:
+                self.outcomes |= dict.fromkeys(held, Renewal.REFUSED)
+        finally:
+            for comparison in comparisons:
+                comparison.cancel()
+            await asyncio.gather(*comparisons, return_exceptions=True)
+
+    async def _compare(self, held: Sequence[HeldKey]) -> list[tuple[HeldKey, int]]:
+        """Return each key with a revision at which it was there, or 0."""
+        found = await self._requests.unchanged("renew", {each.key: each.modified for each in held})
+        if isinstance(found, int):
+            return [(each, found) for each in held]
+        entries = [found[each.key] for each in held]
+        return [
+            (each, each.proven if entry is not None and entry.modified == each.modified else 0)
+            for each, entry in zip(held, entries, strict=True)
+        ]
+
+    async def _settle(self, comparison: Awaitable[list[tuple[HeldKey, int]]]) -> None:
+        for held, proven in await comparison:
+            if proven:
+                held.renewed_at = max(held.renewed_at, self._started)
+                held.proven = max(held.proven, proven)
+            else:
+                self._leases.forget(held.key)
+                self._tokens[held.key] = held.created
+            self.outcomes[held.key] = Renewal.RENEWED if proven else Renewal.REFUSED
+
+    async def _look_up(self, keys: Sequence[bytes]) -> None:
+        claims = [self._claims[key] for key in keys]
+        standings = await self._line.standings("renew", claims)
+        works = []
+        for key, claim, standing in zip(keys, claims, standings, strict=True):
+            if self._is_granted_key(key, standing):
+                works.append(self._hold(key, claim, standing))
+            else:
+                self.outcomes[key] = refusal(claim.mode, others=standing.others)
+        await self._gather(works)
+
+    def _is_granted_key(self, key: bytes, standing: Standing) -> bool:
+        """
+        Return whether the claim's key is first, and is the one that was granted.
+
+        It is another one if a deletion may reach it, or if a late request has put it again under another token:
+        another holder may have had the lock in between. Such a key is deleted.
+        """
+        if standing.own is None or not standing.holds:
+            return False
+        created, pending_deletes = standing.own.created, self._leases.pending_deletes
+        if pending_deletes.may_delete(key, created):
+            return False
+        if self._tokens.get(key, created) == created:
+            return True
+        pending_deletes.add(key, self._started, may_return=True)
+        return False
+
+    async def _hold(self, key: bytes, claim: Claim, standing: Standing) -> None:
+        self.outcomes.pop(key, None)
+        lease = await self._leases.hold("renew", claim, standing, self._started)
+        self.outcomes[key] = Renewal.RENEWED if lease else Renewal.REFUSED
+
+
+def _batches(items: Sequence[T]) -> list[Sequence[T]]:
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]

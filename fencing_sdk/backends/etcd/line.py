@@ -1,5 +1,5 @@
 """
-The line of a name in etcd: how a claim joins it, how it stands, and the step by which it is granted.
+The requests to etcd about leases and keys, and the line of a name: how a claim joins it, and how it is granted.
 
 `fencing_sdk.backends._shared.node_line` decides whose turn it is. A claim that does not wait is granted by the request
 that puts its key, or puts none. The turn of a claim in the line comes by a look. Then
@@ -12,26 +12,205 @@ in a transaction that compares that its key is still there.
 
 A key's *created* revision is its place in the line, and the token of its holder. Its *modified* revision changes with
 every put, so a comparison with it proves that the key is still the same.
+
+An answer that cannot be read says nothing about what etcd has done, so it counts as lost: the outcome is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from fencing_sdk._etcd.gateway import RANGE, TXN, GatewayReply
-from fencing_sdk._etcd.messages import Json, compared, delete, entries, nested, number, put, ranged, responses, txn
+from fencing_sdk._etcd import (
+    GRANT,
+    KEEP_ALIVE,
+    RANGE,
+    TIME_TO_LIVE,
+    TXN,
+    Entry,
+    Gateway,
+    GatewayReply,
+    Json,
+    compared,
+    delete,
+    entries,
+    nested,
+    number,
+    put,
+    ranged,
+    responses,
+    txn,
+)
+from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk._values.claim import READER, Claim, Permit
 from fencing_sdk._values.tasks import SharedBatches, ask_by_name
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.node_line import holds, rival_of
 from fencing_sdk.backends._shared.rules import free_permit
-from fencing_sdk.backends.etcd.keys import LineKey, phase_token, phase_value, value_of
-from fencing_sdk.backends.etcd.requests import BACKEND, BATCH, EtcdRequests, unreadable
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey, phase_token, phase_value, value_of
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
-__all__ = ["EtcdLine", "Standing"]
+__all__ = [
+    "BACKEND",
+    "BATCH",
+    "EtcdLine",
+    "EtcdRequests",
+    "Standing",
+    "unreadable",
+]
+
+BACKEND = "EtcdBackend"
+
+
+def unreadable(operation: str, error: Exception) -> BackendUnavailableError:
+    """Translate the error of reading an answer, for `ErrorTranslation`."""
+    return BackendUnavailableError(BACKEND, operation, str(error))
+
+
+BATCH = 60
+"""Keys in one transaction: etcd allows 128 operations, and a claim may need two."""
+
+
+class EtcdRequests:
+    """The requests of one backend."""
+
+    def __init__(self, gateway: Gateway, keys: EtcdKeys) -> None:
+        self._gateway = gateway
+        self.keys = keys
+        self.highest_revision = 0
+        """The highest revision of any answer: a key that is put later is created above it."""
+
+    async def ask(self, operation: str, path: str, body: Json, *, hedged: bool = True) -> GatewayReply:
+        """Ask etcd, and take note of the revision of the answer."""
+        reply = await self._gateway.call(operation, path, body, hedged=hedged)
+        header = reply.fields.get("header")
+        with suppress(UnreadableAnswerError):
+            revision = number(header, "revision") if isinstance(header, dict) else 0
+            if revision < TOKEN_LIMIT:
+                self.highest_revision = max(self.highest_revision, revision)
+        return reply
+
+    # Leases
+
+    async def grant_lease(self, operation: str, seconds: int) -> tuple[int, int]:
+        """Make a lease; return its id, and the seconds that etcd has granted."""
+        fields, _ = await self.ask(operation, GRANT, {"TTL": str(seconds)}, hedged=False)
+        with ErrorTranslation(unreadable, operation):
+            lease, ttl = number(fields, "ID"), number(fields, "TTL")
+            if not lease or ttl <= 0:
+                msg = "the answer has no lease"
+                raise UnreadableAnswerError(msg)
+            return lease, ttl
+
+    async def keep_alive(self, operation: str, lease: int) -> int:
+        """Restart a lease; return its seconds, or 0 if it has ended."""
+        fields, _ = await self.ask(operation, KEEP_ALIVE, {"ID": str(lease)})
+        with ErrorTranslation(unreadable, operation):
+            return number(fields, "TTL")
+
+    async def remaining(self, operation: str, lease: int) -> float | None:
+        """The whole seconds that a lease has left; None if it has ended."""
+        fields, _ = await self.ask(operation, TIME_TO_LIVE, {"ID": str(lease)})
+        with ErrorTranslation(unreadable, operation):
+            left = number(fields, "TTL")  # below zero between the expiry and the moment when etcd ends the lease
+            return max(0.0, left) if number(fields, "grantedTTL") else None
+
+    # Keys
+
+    async def adopt(self, operation: str, own: Entry, lease: int) -> int | None:
+        """Move a key to *lease*, if it is unchanged; return its new revision, or None."""
+        body = txn(compare=[compared(own.key, "MOD", "EQUAL", own.modified)], success=[put(own.key, own.value, lease)])
+        fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
+        if fields.get("succeeded") is True:
+            with ErrorTranslation(unreadable, operation):
+                return number(fields["header"], "revision")
+        if earlier_unknown:
+            raise BackendUnavailableError(BACKEND, operation, "an earlier request may have been carried out")
+        return None
+
+    async def unchanged(self, operation: str, modified: dict[bytes, int]) -> int | dict[bytes, Entry | None]:
+        """If every key is at its *modified* revision: the revision of this view. Else: what is there of each key."""
+        body = txn(
+            compare=[compared(key, "MOD", "EQUAL", revision) for key, revision in modified.items()],
+            success=[],
+            failure=[ranged(key) for key in modified],  # these make etcd ask the majority in both cases
+        )
+        fields, _ = await self.ask(operation, TXN, body)
+        with ErrorTranslation(unreadable, operation):
+            if fields.get("succeeded") is True:
+                return number(fields["header"], "revision")
+            parts = responses(fields, len(modified))
+            return {key: next(iter(entries(part, Entry)), None) for key, part in zip(modified, parts, strict=True)}
+
+    async def first(self, operation: str, name: str) -> LineKey | None:
+        """The first key of a line."""
+        begin, end = self.keys.line(name)
+        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end, first=1)["request_range"])
+        with ErrorTranslation(unreadable, operation):
+            return next(iter(entries(fields, LineKey)), None)
+
+    async def stretch(self, operation: str, begin: bytes, end: bytes, most: int) -> tuple[list[LineKey], bool]:
+        """So many keys, in their order, and whether there are more."""
+        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end, most=most)["request_range"])
+        with ErrorTranslation(unreadable, operation):
+            return entries(fields, LineKey), fields.get("more") is True
+
+    async def end(self, operation: str, compare: list[Json], victims: Sequence[bytes], notes: list[Json]) -> bool:
+        """Delete keys of holders and put *notes*, if all is as *compare* says; False: nothing is changed."""
+        body = txn(compare=compare, success=[*map(delete, victims), *notes])
+        fields, earlier_unknown = await self.ask(operation, TXN, body, hedged=False)
+        succeeded = fields.get("succeeded") is True
+        if earlier_unknown and not succeeded:
+            raise BackendUnavailableError(BACKEND, operation, "an earlier request may have been carried out")
+        return succeeded
+
+    async def notes(self, operation: str, claims: Sequence[Claim]) -> list[Entry | None]:
+        """The notes for a batch of claims whose keys have gone."""
+        look = [ranged(self.keys.note(claim.name, self.keys.own(claim))) for claim in claims]
+        fields, _ = await self.ask(operation, TXN, txn(compare=[], success=look))
+        with ErrorTranslation(unreadable, operation):
+            return [next(iter(entries(part, Entry)), None) for part in responses(fields, len(look))]
+
+    async def delete(self, operation: str, keys: Sequence[bytes]) -> list[bytes] | None:
+        """
+        Delete keys of this client; None: one was created above `highest_revision`, so no key is deleted.
+
+        It returns the keys that were not there. If an earlier request of this call may have deleted them, it returns
+        no key.
+
+        However late this request arrives, it spares a key that is put after the request was sent.
+        """
+        compare = [compared(key, "CREATE", "LESS", self.highest_revision + 1) for key in keys]
+        phases = [_end_phase(key, phase) for key in keys if (phase := self.keys.phase_of_reader(key))]
+        body = txn(compare=compare, success=[*map(delete, keys), *phases])
+        fields, earlier_unknown = await self.ask(operation, TXN, body)
+        if fields.get("succeeded") is not True:
+            return None
+        if earlier_unknown:
+            return []
+        with ErrorTranslation(unreadable, operation):
+            answers = responses(fields, len(keys) + len(phases))
+            return [key for key, answer in zip(keys, answers, strict=False) if not number(answer, "deleted")]
+
+    async def delete_unchanged(self, operation: str, key: bytes, modified: int) -> None:
+        """Delete a key if it is still at its *modified* revision."""
+        body = txn(compare=[compared(key, "MOD", "EQUAL", modified)], success=[delete(key)])
+        await self.ask(operation, TXN, body)
+
+
+def _end_phase(reader: bytes, phase: bytes) -> Json:
+    """Delete the phase with the key of a *reader* that is alone in the line: no key stays behind."""
+    folder = phase + b"/"
+    return nested(
+        compare=[
+            compared(folder, "CREATE", "EQUAL", 0, end=reader),
+            compared(reader + b"\0", "CREATE", "EQUAL", 0, end=phase + b"0"),
+        ],
+        success=[delete(phase)],
+    )
+
 
 _LOOKS = 40
 """Claims in one look: etcd allows 128 operations, and a claim may need three."""
@@ -56,11 +235,11 @@ class Standing(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a look finds for a claim."""
+    """The result of a look for one claim."""
 
     own: LineKey | None
     first: list[LineKey]
-    """Of the keys that it waits for, the first ones: as many as decide whether it waits."""
+    """The first keys that it may wait for: as many as decide whether it waits."""
     phase: list[LineKey]
     """The phase of readers, if there is one."""
 
@@ -106,7 +285,12 @@ class EtcdLine:
             with ErrorTranslation(unreadable, "acquire"):
                 if fields.get("succeeded") is True:
                     own = _new_key(key, value, fields, lease)
-                    begun = _begun_by(own, responses(fields, 2)[1]) if mode == READER else 0
+                    begun = 0
+                    if mode == READER:
+                        phase_part = responses(fields, 2)[1]
+                        begun = own.created
+                        if phase_part.get("succeeded") is not True:  # another reader has begun it
+                            begun = phase_token(entries(responses(phase_part, 1)[0], LineKey))
                     return Standing(own, holds=True, phase=begun, earlier_unknown=unknown)
                 line, seen = entries(responses(fields, 1)[0], LineKey), number(fields["header"], "revision")
                 own = next((each for each in line if each.key == key), None)
@@ -238,7 +422,7 @@ class EtcdLine:
 
     async def ahead(self, claim: Claim, created: int) -> tuple[list[LineKey], int]:
         """
-        Of the keys before revision *created*, which decide what the claim waits for; and the revision of this view.
+        Return the keys before revision *created* that decide what the claim waits for, and the revision of this view.
 
         A lock and a writer need the last one, and a permit all of them. Readers of one name ask together.
         """
@@ -271,11 +455,6 @@ def in_line(found: Sequence[LineKey]) -> list[LineKey]:
 def _begin_phase(phase: bytes) -> Json:
     """Begin the phase in the same step in which a reader's key is put, unless there is one."""
     return nested(compare=[compared(phase, "CREATE", "EQUAL", 0)], success=[put(phase, b"")], failure=[ranged(phase)])
-
-
-def _begun_by(own: LineKey, fields: Json) -> int:
-    """The token of readers, after `_begin_phase`."""
-    return own.created if fields.get("succeeded") is True else phase_token(entries(responses(fields, 1)[0], LineKey))
 
 
 def _new_key(key: bytes, value: bytes, fields: Json, lease: int) -> LineKey:

@@ -9,9 +9,7 @@ Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its h
 
     __init__.py   the backend: what the answers mean for a claim
     waiters.py    how the waiters of one client share the asking, and until when its grants last
-    requests.py   what requests say and answers mean, and which errors they become
-    cluster.py    asks node after node
-    options.py    the options, the endpoints, and the settings that put exclusion at stake
+    cluster.py    asks node after node: requests, answers, errors
 
 One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
 """
@@ -21,12 +19,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fencing_sdk._http.outcomes import RequestFailedError, UnreadableAnswerError
+from fencing_sdk._http.requests import CONNECTIONS, RequestFailedError, UnreadableAnswerError
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna import NodeClient, nodes_of_url
 from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal
@@ -39,18 +36,21 @@ from fencing_sdk.abc import WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
-from fencing_sdk.backends.kahuna.cluster import KahunaCluster
-from fencing_sdk.backends.kahuna.options import HEALTH, PLACEMENT, check_durability, read_nodes, warnings_of
-from fencing_sdk.backends.kahuna.requests import (
+from fencing_sdk.backends.kahuna.cluster import (
     BACKEND,
     GET_INFO,
+    HEALTH,
+    PLACEMENT,
     TRY_EXTEND,
     TRY_LOCK,
     TRY_UNLOCK,
     AnswerType,
     KahunaAnswer,
-    RequestWriter,
+    KahunaCluster,
+    body_of,
     error_of_answer,
+    read_nodes,
+    warnings_of,
 )
 from fencing_sdk.backends.kahuna.waiters import KahunaWaiters, KnownGrants
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
@@ -88,17 +88,11 @@ class KahunaBackend(Uncopied):
 
         tls: Speak HTTPS.
 
-        durability: ``"persistent"``, or ``"ephemeral"`` for locks in the memory of one node. After a restart
-            or a change of leader, Kahuna gives an ephemeral lock to another client while its holder still
-            works, and tokens start again at 0, so that guards refuse every holder.
-
         ca: A file of the authorities that certificates are checked against, instead of the system's.
 
-        ssl_context: For client certificates and the like, instead of *ca*.
+        cert: A file with a client certificate, and its key unless that is in *key*.
 
         connect_timeout: Seconds to wait for a node to accept the connection, before the next one gets the request.
-
-        connections: The most calls that are under way at once, to all nodes together.
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
@@ -109,22 +103,17 @@ class KahunaBackend(Uncopied):
         endpoints: Sequence[str],
         *,
         tls: bool = False,
-        durability: str = "persistent",
         ca: str | os.PathLike[str] | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
         connect_timeout: float = 1.0,
-        connections: int = 32,
     ) -> None:
-        self._durability = check_durability(durability)
-        self._writer = RequestWriter(self._durability)
         self._nodes = NodeClient(
             KahunaAnswer.read,
             body_limit=_BODY_LIMIT,
-            tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
+            tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, cert=cert, key=key),
             connect_timeout=connect_timeout,
-            connections=connections,
         )
-        self._renewal_width = max(1, self._nodes.pool.connections // 2)  # a heartbeat leaves room for other calls
         self._endpoints = read_nodes(endpoints, tls=tls)
         self._cluster = KahunaCluster(self._nodes, self._endpoints)
         self._unanswered = UnansweredRequests()
@@ -140,31 +129,30 @@ class KahunaBackend(Uncopied):
         A warning is logged for each setting that puts exclusion at stake.
         """
         why = "no node answers"
-        with move_on_after(_START):
+        with move_on_after(_START) as starting:
             while True:
                 try:
                     await self._get_info("open", _PROBE, ttl=_PROBE_TTL)
-                    return await self._warn()
+                    break
                 except BackendUnavailableError as error:
                     why = error.detail
                     await asyncio.sleep(_START_PAUSE)
-        detail = f"the cluster did not start within {_START:.2g} s: {why}"
-        raise BackendUnavailableError(BACKEND, "open", detail)
-
-    async def _warn(self) -> None:
+        if starting.cancelled_caught:
+            detail = f"the cluster did not start within {_START:.2g} s: {why}"
+            raise BackendUnavailableError(BACKEND, "open", detail)
         with move_on_after(_WARNING_LIMIT):
             for warning in await self.warnings():
                 logger.warning("Kahuna: %s", warning)
 
     async def warnings(self) -> Sequence[str]:
-        """What in the settings of this object and of the cluster puts exclusion at stake, as far as nodes report it."""
+        """Settings of the cluster that put exclusion at stake, as far as nodes report them."""
         cluster: dict[str, object] = {}
         for endpoint in self._endpoints.in_turn():
             with contextlib.suppress(RequestFailedError):
                 for path in (HEALTH, PLACEMENT):
                     cluster |= await self._nodes.get(endpoint.urls[path])
                 break
-        return warnings_of(cluster, self._durability)
+        return warnings_of(cluster)
 
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
@@ -178,7 +166,7 @@ class KahunaBackend(Uncopied):
 
     async def _try_lock(self, claim: Claim) -> Grant | Busy:
         earlier_unanswered, sent_at = self._unanswered.begin(claim.owner), self._grants.now()
-        answer = await self._cluster.ask("acquire", TRY_LOCK, self._writer.of_claim(claim), claim.name)
+        answer = await self._cluster.ask("acquire", TRY_LOCK, body_of(claim.name, claim, ttl=claim.ttl), claim.name)
         if answer.type is AnswerType.LOCKED:
             grant = await self._granted(claim, answer, restart=earlier_unanswered)
             self._grants.keep(claim, sent_at)
@@ -206,22 +194,19 @@ class KahunaBackend(Uncopied):
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(BACKEND, "acquire", str(error)) from error
         if restart:
-            await self._restart(claim)
+            try:
+                outcome = await self._extend("acquire", claim)
+            except BackendRefusedError as error:  # after a refusal the engine sends no release, but a grant exists
+                raise BackendUnavailableError(BACKEND, "acquire", error.detail) from error
+            if outcome is not Renewal.RENEWED:
+                raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
         self._unanswered.end(claim.owner)
         return Grant(token, restarted=restart)
-
-    async def _restart(self, claim: Claim) -> None:
-        try:
-            outcome = await self._extend("acquire", claim)
-        except BackendRefusedError as error:  # after a refusal the engine sends no release, but a grant exists
-            raise BackendUnavailableError(BACKEND, "acquire", error.detail) from error
-        if outcome is not Renewal.RENEWED:
-            raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
         """See `fencing_sdk.abc.Backend.renew`."""
         if len(claims) > 1:
-            return await renew_each(claims, partial(self._extend, "renew"), width=self._renewal_width)
+            return await renew_each(claims, partial(self._extend, "renew"), width=CONNECTIONS // 2)
         return [await self._extend("renew", claim) for claim in claims]
 
     async def _extend(self, operation: str, claim: Claim) -> Renewal:
@@ -229,7 +214,7 @@ class KahunaBackend(Uncopied):
         answer = await self._cluster.ask_widely(
             operation,
             TRY_EXTEND,
-            self._writer.of_claim(claim),
+            body_of(claim.name, claim, ttl=claim.ttl),
             claim.name,
             ttl=claim.ttl,
             doubted=_REFUSALS if self._grants.lives(claim) else (),
@@ -249,7 +234,7 @@ class KahunaBackend(Uncopied):
         answer = await self._cluster.ask_widely(
             "release",
             TRY_UNLOCK,
-            self._writer.of_release(claim),
+            body_of(claim.name, claim),
             claim.name,
             ttl=claim.ttl,
             doubted=_REFUSALS if self._grants.lives(claim) else (),
@@ -270,7 +255,7 @@ class KahunaBackend(Uncopied):
         return await self._get_info("inspect", name)
 
     async def _get_info(self, operation: str, name: str, *, ttl: float = _LOOK) -> Holder | None:
-        answer = await self._cluster.ask_widely(operation, GET_INFO, self._writer.of_name(name), name, ttl=ttl)
+        answer = await self._cluster.ask_widely(operation, GET_INFO, body_of(name), name, ttl=ttl)
         if answer.type is AnswerType.LOCK_DOES_NOT_EXIST:
             return None
         if answer.type is not AnswerType.GOT:
@@ -282,7 +267,7 @@ class KahunaBackend(Uncopied):
 
     async def aclose(self) -> None:
         """Close the connections. Grants stay until they are released or expire."""
-        await self._nodes.aclose()
+        await self._nodes.pool.aclose()
 
 
 def from_url(url: str, **options: object) -> KahunaBackend:

@@ -1,5 +1,8 @@
 """
-One call to the cluster, whichever node answers it.
+One call to the cluster, whichever node answers it: what a request says, and what an answer means.
+
+For Kahuna an owner is a sequence of bytes, which `get-info` shows. So the owner of a request is one text: the
+owner id of the claim, followed by its label.
 
 Every request may be repeated, because Kahuna gives the same owner the same grant. What a call does then:
 
@@ -15,24 +18,249 @@ Every request may be repeated, because Kahuna gives the same owner the same gran
 A request whose answer was lost may still be carried out; the answer of the next node has ``earlier_unknown`` set then,
 because its "busy" does not mean that nothing was granted. The same holds for Errored: it was said of grants that were
 made all the same.
+
+An answer that is not an outcome becomes an error: `BackendRefusedError` if it is permanent *and* certainly took no
+lock. Everything else is a `BackendUnavailableError`: the outcome is unknown until Kahuna answers another request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import math
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from enum import IntEnum, unique
 
-from fencing_sdk._http.endpoints import Endpoint, Endpoints
-from fencing_sdk._http.node_race import PATIENCE, NodeRace
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome
-from fencing_sdk._kahuna import NodeClient
+from fencing_sdk._http.nodes import PATIENCE, Endpoint, Endpoints, NodeRace, read_endpoints
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError, to_json
+from fencing_sdk._kahuna import NodeClient, rules_for
+from fencing_sdk._values.claim import Claim, Holder, holder_of
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk.backends.kahuna.requests import BACKEND, AnswerType, KahunaAnswer, error_of_failures
-from fencing_sdk.errors import BackendError, BackendUnavailableError
+from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
-__all__ = ["KahunaCluster"]
+__all__ = [
+    "BACKEND",
+    "GET_INFO",
+    "HEALTH",
+    "PLACEMENT",
+    "TRY_EXTEND",
+    "TRY_LOCK",
+    "TRY_UNLOCK",
+    "AnswerType",
+    "KahunaAnswer",
+    "KahunaCluster",
+    "body_of",
+    "error_of_answer",
+    "error_of_failures",
+    "read_nodes",
+    "warnings_of",
+]
+
+TRY_LOCK = "/v1/locks/try-lock"
+TRY_EXTEND = "/v1/locks/try-extend"
+TRY_UNLOCK = "/v1/locks/try-unlock"
+GET_INFO = "/v1/locks/get-info"
+
+_PERSISTENT = 1
+"""The durability of every request. Without one, Kahuna keeps the lock in the memory of one node (0, "ephemeral")."""
+
+_MOMENT_LIMIT = 2**53
+"""Milliseconds since 1970 that no expiry reaches: more is not a moment."""
+_DATE_SPAN = 2.0
+"""Seconds that a server's clock may be ahead of its Date header, which has whole seconds and is a second old."""
+
+
+@unique
+class AnswerType(IntEnum):
+    """The ``type`` of an answer."""
+
+    LOCKED = 0
+    BUSY = 1
+    EXTENDED = 2
+    UNLOCKED = 3
+    GOT = 4
+    WAITING_FOR_REPLICATION = 10
+    ERRORED = 99
+    INVALID_INPUT = 100
+    MUST_RETRY = 101
+    LOCK_DOES_NOT_EXIST = 102
+    INVALID_OWNER = 103
+    ABORTED = 104
+
+
+_TYPES = {type_.value: type_ for type_ in AnswerType}
+
+
+def body_of(name: str, claim: Claim | None = None, *, ttl: float = 0.0) -> bytes:
+    """Write a request for information about *name*, to unlock *claim*, or with a *ttl* to lock or extend it."""
+    fields: dict[str, object] = {"resource": name, "durability": _PERSISTENT}
+    if claim is not None:
+        fields["owner"] = _owner_text(claim)
+    if ttl:
+        fields["expiresMs"] = math.ceil(ttl * 1000)
+    return to_json(fields)
+
+
+def _owner_text(claim: Claim) -> str:
+    text = claim.owner if claim.label is None else f"{claim.owner}\0{claim.label}"
+    return b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class KahunaAnswer:
+    """An answer, and the outcome of earlier tries of the same call."""
+
+    type: AnswerType
+    fields: dict[str, object]
+    date: str | None = None
+    """The Date header."""
+    retried: bool = False
+    """An earlier try of the same call was answered with `AnswerType.MUST_RETRY` or `AnswerType.ERRORED`."""
+    earlier_unknown: bool = False
+    """The outcome of an earlier try of the same call is unknown: it may still be carried out."""
+    node: object = None
+    """The node that answered."""
+
+    @classmethod
+    def read(cls, body: bytes, date: str | None = None) -> KahunaAnswer:
+        """
+        Read the body of an HTTP 200.
+
+        Raises:
+            UnreadableAnswerError: it is not JSON, or not what the contract says.
+        """
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            msg = "the answer is not JSON"
+            raise UnreadableAnswerError(msg) from error
+        if not isinstance(fields, dict):
+            msg = "the answer is not a JSON object"
+            raise UnreadableAnswerError(msg)
+        code = fields.get("type")
+        known = _TYPES.get(code) if isinstance(code, int) and not isinstance(code, bool) else None
+        if known is None:
+            msg = "the answer has no known type"
+            raise UnreadableAnswerError(msg)
+        return cls(known, fields, date)
+
+    @property
+    def hint(self) -> object:
+        """The ``host:port`` of the node that leads the lock's partition, if the server names it, as newer ones do."""
+        route = self.fields.get("route")
+        return route.get("endpoint") if isinstance(route, dict) else None
+
+    @property
+    def token(self) -> int:
+        """
+        The fencing token; the first one of a name is 0.
+
+        Raises:
+            UnreadableAnswerError: the answer has no token.
+        """
+        token = self.fields.get("fencingToken")
+        if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < TOKEN_LIMIT:
+            return token
+        msg = "the answer has no fencing token from 0 to below 2**53"
+        raise UnreadableAnswerError(msg)
+
+    def remaining(self, wall: float) -> float:
+        """
+        Seconds until the holder's grant ends; *wall* is this host's clock, which the server's Date corrects.
+
+        Raises:
+            UnreadableAnswerError: the answer does not say.
+        """
+        expires = self.fields.get("expires")
+        physical = expires.get("l") if isinstance(expires, dict) else None
+        if isinstance(physical, int) and not isinstance(physical, bool) and 0 <= physical < _MOMENT_LIMIT:
+            with suppress(ValueError, OverflowError):
+                seen = parsedate_to_datetime(self.date or "").timestamp()  # in whole seconds
+                wall = min(max(wall, seen), seen + _DATE_SPAN)
+            return max(0.0, physical / 1000 - wall)
+        msg = "the answer does not say when the grant ends"
+        raise UnreadableAnswerError(msg)
+
+    def holder(self, name: str, wall: float) -> Holder:
+        """
+        The holder of *name*, without the owner id.
+
+        Raises:
+            UnreadableAnswerError: the answer does not say.
+        """
+        encoded = self.fields.get("owner")
+        try:
+            raw = b64decode(encoded if isinstance(encoded, str) else "", validate=True)
+        except ValueError:
+            raw = b""
+        if not raw:
+            msg = "the answer does not name the owner"
+            raise UnreadableAnswerError(msg)
+        try:
+            owner, separator, label = raw.decode().partition("\0")
+        except UnicodeDecodeError:  # a client of another kind: its owner ids are any bytes
+            owner, separator, label = raw.hex(), "", ""
+        return Holder(name, self.token, holder_of(owner), self.remaining(wall), label if separator else None)
+
+
+BACKEND = "KahunaBackend"
+
+
+def error_of_answer(answer: KahunaAnswer, operation: str) -> BackendError:
+    """Make an error of an answer that is not one of the operation's outcomes."""
+    if answer.type is AnswerType.INVALID_INPUT and not (answer.earlier_unknown or answer.retried):
+        return BackendRefusedError(BACKEND, operation, "InvalidInput; is this a Kahuna older than 1.0.7?")
+    type_name = "".join(part.capitalize() for part in answer.type.name.split("_"))
+    unknown = ", and an earlier request may still be carried out" if answer.earlier_unknown else ""
+    return BackendUnavailableError(BACKEND, operation, f"the answer was {type_name}{unknown}")
+
+
+def error_of_failures(failures: Sequence[RequestFailedError], operation: str) -> BackendError:
+    """Make an error of the failures of all nodes: refused only if every node has rejected the request."""
+    decisive = next((failure for failure in failures if failure.outcome is not RequestOutcome.REJECTED), failures[0])
+    text = decisive.sentence(operation)
+    detail = text if len(failures) == 1 else f"none of {len(failures)} nodes: {text}"
+    kind = BackendRefusedError if decisive.outcome is RequestOutcome.REJECTED else BackendUnavailableError
+    error = kind(BACKEND, operation, detail)
+    error.__cause__ = decisive.__cause__
+    return error
+
+
+HEALTH = "/v1/cluster/health"
+PLACEMENT = "/v1/cluster/placement"
+
+_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO, HEALTH, PLACEMENT)
+
+
+def read_nodes(texts: object, *, tls: bool) -> Endpoints:
+    """
+    Read the address of each node: ``host``, ``host:port`` or ``[address]:port``.
+
+    Raises:
+        ConfigurationError: there is no address, or one cannot be read.
+    """
+    return read_endpoints(texts, _RULES, tls=tls)
+
+
+def warnings_of(cluster: dict[str, object]) -> Sequence[str]:
+    """
+    Return the settings of the *cluster*, as a node reports them, that put exclusion at stake, one sentence each.
+
+    With a replication factor above 0 each lock is on a part of the nodes only: its authors' own tests saw two owners
+    with one token, and tokens that went backwards. (No answer shows that there is no authentication.)
+    """
+    partitions = cluster.get("partitions")
+    each = [entry for entry in partitions if isinstance(entry, dict)] if isinstance(partitions, list) else []
+    factors = (cluster.get("replicationFactor"), *(partition.get("effectiveReplicationFactor") for partition in each))
+    if max((factor for factor in factors if isinstance(factor, int)), default=0) <= 0:
+        return []
+    return ["replicationFactor is above 0, so two owners may get one token; set it to 0 on every node, or use guards"]
+
 
 PAUSES = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 """Seconds before each further round while nodes cannot answer yet: another request is being replicated."""
@@ -108,7 +336,7 @@ class KahunaCluster:
             race = self._race(
                 others.order, path, body, name, soon=soon, pauses=_pauses(limit, longest=soon), others=others
             )
-            with contextlib.suppress(TimeoutError, BackendError):
+            with suppress(TimeoutError, BackendError):
                 async with asyncio.timeout(limit):
                     return await self._answer(operation, race)
             return replace(answer, earlier_unknown=answer.earlier_unknown or race.earlier_unknown)
@@ -154,7 +382,11 @@ class KahunaCluster:
             async with await self._nodes.pool.turn(operation):
                 answer = await race.run()
         except RequestFailedError as failure:
-            error = _error(operation, race.failures)
+            again = [each for each in race.failures if each.again]
+            if again:  # the request may still be carried out, so what followed it is not a refusal
+                last = failure if failure.outcome is RequestOutcome.REJECTED else again[-1]
+                raise BackendUnavailableError(BACKEND, operation, last.detail) from failure
+            error = error_of_failures(race.failures, operation)
             raise error from error.__cause__ or failure
         if not race.failures and not race.overtaken:
             return answer
@@ -168,26 +400,13 @@ class _Others:
     def __init__(self, order: Sequence[Endpoint], answer: KahunaAnswer, doubted: Collection[AnswerType]) -> None:
         self.order = [endpoint for endpoint in order if endpoint is not answer.node]
         self.refusing: set[object] = set()
-        """Those that say no as well. They have not failed."""
+        """Nodes that say no as well. They have not failed."""
         self._doubted = doubted
 
     def check(self, answer: KahunaAnswer) -> None:
         if answer.type in self._doubted:
             self.refusing.add(answer.node)
             raise RequestFailedError(RequestOutcome.REJECTED, "another no")
-
-
-def _error(operation: str, failures: list[RequestFailedError]) -> BackendError:
-    """
-    The error of a call that no node answered.
-
-    A request that a node could not answer yet may still be carried out, so what follows it is not a refusal.
-    """
-    again = [failure for failure in failures if failure.again]
-    if not again:
-        return error_of_failures(failures, operation)
-    last = failures[-1] if failures[-1].outcome is RequestOutcome.REJECTED else again[-1]
-    return BackendUnavailableError(BACKEND, operation, last.detail)
 
 
 def _pauses(seconds: float, *, longest: float = _LONGEST_PAUSE) -> Iterator[float]:

@@ -39,8 +39,8 @@ from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode,
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends._shared.waiters import WakeUp
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import Stat
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
+from fencing_sdk.backends.zookeeper.driver import Stat
+from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 
 __all__ = [
     "Key",
@@ -266,7 +266,7 @@ def read_holder(
     phase: int | None = None,
     waiters: int | None = None,
 ) -> Holder:
-    """What `inspect` shows: *left* are the seconds that remain, where they are known, *phase* is a reader's token."""
+    """Describe a holder. *left* are the seconds that remain, where they are known; *phase* is a reader's token."""
     fields = _fields(data)
     ttl, label = fields.get("ttl"), fields.get("label")
     if left is None:
@@ -357,7 +357,7 @@ class OwnNodes:
     def __init__(self) -> None:
         self._nodes: dict[Key, OwnNode] = {}
         self._locks: Counter[str] = Counter()
-        """By name: how many of them are nodes of locks, not of shares."""
+        """Nodes of locks, not of shares, by name."""
         self._turns: dict[Key, tuple[asyncio.Lock, list[None]]] = {}
 
     def get(self, key: Key) -> OwnNode | None:

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.tasks import SharedBatches
-from fencing_sdk.backends.zookeeper.connection.driver import ZooKeeperSettings
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
+from fencing_sdk.backends.zookeeper.driver import (
     BadVersionError,
     NodeExistsError,
     NoNodeError,
     Stat,
     UnimplementedError,
+    ZooKeeperSettings,
     children,
     create_container,
     create_in_line,
@@ -36,7 +36,6 @@ from fencing_sdk.backends.zookeeper.connection.kazoo_requests import (
     set_if_there,
     sync,
 )
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession
 from fencing_sdk.backends.zookeeper.nodes import (
     Line,
     LineNode,
@@ -49,6 +48,7 @@ from fencing_sdk.backends.zookeeper.nodes import (
     without_place,
     written,
 )
+from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 
 __all__ = ["Found", "Phase", "Read", "Recipe"]
 
@@ -75,7 +75,7 @@ class Read(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What the data of a folder says about readers."""
+    """The phase of readers in the data of a folder."""
 
     token: int | None
     """The token of the readers that hold together; None if no reader came since the last grant of another mode."""
@@ -104,20 +104,16 @@ class Recipe:
                     raise
                 if isinstance(error, NoNodeError):
                     await self._make_folder(session, claim.name)
-                elif (found := await self._earlier(session, claim)) is not None:
-                    return found
+                    continue
+                # ZooKeeper gives its last number again and again: the name is that of an earlier try of the claim.
+                line, stem = await self.look(session, claim.name), self.paths.stem(claim, session.id)
+                for path in (self.paths.node(claim.name, node) for node in line):
+                    if path.startswith(stem):
+                        with suppress(NoNodeError):
+                            return await self.find(session, claim, path), line
                 continue
             return Found(path, stat.czxid, stat.czxid), await self._in_line(session, claim.name, *await listed)
         raise AssertionError
-
-    async def _earlier(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, Line] | None:
-        """The node of an earlier try of *claim*: ZooKeeper gives its last number again, and refuses the name."""
-        line, stem = await self.look(session, claim.name), self.paths.stem(claim, session.id)
-        paths = (self.paths.node(claim.name, node) for node in line)
-        path = next((path for path in paths if path.startswith(stem)), None)
-        with suppress(NoNodeError):
-            return None if path is None else (await self.find(session, claim, path), line)
-        return None
 
     async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str], stat: Stat) -> Line:
         """Sort the nodes of a lock. For those whose number shows no place, ask what created them."""
@@ -133,15 +129,12 @@ class Recipe:
         try:
             await self._create(session, create_container(folder, self._acl))
         except NoNodeError:
-            await self._make_root(session)
+            for path in self.paths.parents():
+                if await session.call(exists(path)) is None:
+                    await self._create(session, create_persistent(path, self._acl))
             await self._create(session, create_container(folder, self._acl))
         except UnimplementedError:  # before ZooKeeper 3.5.3: a folder for each name stays for ever
             await self._create(session, create_persistent(folder, self._acl))
-
-    async def _make_root(self, session: ZooKeeperSession) -> None:
-        for path in self.paths.parents():
-            if await session.call(exists(path)) is None:
-                await self._create(session, create_persistent(path, self._acl))
 
     async def _create(self, session: ZooKeeperSession, request: object) -> None:
         with suppress(NodeExistsError):
@@ -252,28 +245,27 @@ class Recipe:
         old, new = self.paths.node(claim.name, node), self.paths.moved(claim, node, session.id)
         data, stat = await self.read(session, old)
         token = read_token(data, stat)
-        session.ends.begin(new, claim.ttl)
-        moved = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
-        found = session.call(exists(new))
-        _raise_first(await moved)
-        stat = await found
-        if stat is None:
-            raise NoNodeError
-        return Found(new, token, stat.czxid)
+        return await self._replace(session, old, new, claim, data=data, token=token)
 
     async def write_number(
         self, session: ZooKeeperSession, claim: Claim, node: LineNode, *, permit: int, token: int
     ) -> Found:
         """Replace the waiting node of a permit by one with its number, at its place in the line, with its token."""
         old, new = self.paths.node(claim.name, node), self.paths.granted(claim, node, permit)
+        found = await self._replace(session, old, new, claim, data=written(claim), token=token)
+        session.ends.drop(old)
+        return found
+
+    async def _replace(
+        self, session: ZooKeeperSession, old: str, new: str, claim: Claim, *, data: bytes, token: int
+    ) -> Found:
         session.ends.begin(new, claim.ttl)
-        written_now = session.call(replace(old, new, rewritten(written(claim), claim, token), self._acl))
+        replaced = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
         found = session.call(exists(new))
-        _raise_first(await written_now)
+        _raise_first(await replaced)
         stat = await found
         if stat is None:
             raise NoNodeError
-        session.ends.drop(old)
         return Found(new, token, stat.czxid)
 
     async def phase(self, session: ZooKeeperSession, name: str) -> Phase:

@@ -1,5 +1,5 @@
 """
-What wakes a waiter of this store, and the step by which a claim whose turn has come is granted.
+Waiters: how they are woken, and the step by which a claim whose turn has come is granted.
 
 The line of a lock is the nodes in its folder, in the order of their numbers. A claim joins with a node at the end, and
 `fencing_sdk.backends._shared.node_line` says which node it waits for. A waiter watches that one, and is woken
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from weakref import WeakKeyDictionary
 
 from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Mode, Permit
@@ -29,12 +28,11 @@ from fencing_sdk._values.tasks import SharedBatches, ask_by_name, move_on_after
 from fencing_sdk.backends._shared.node_line import Permits, rival_of
 from fencing_sdk.backends._shared.rules import free_permit
 from fencing_sdk.backends._shared.waiters import FirstAsks, UnansweredRequests, WakeUp
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
-from fencing_sdk.backends.zookeeper.connection.session import ZooKeeperSession, ZooKeeperSessions
+from fencing_sdk.backends.zookeeper.driver import BACKEND, NoNodeError
 from fencing_sdk.backends.zookeeper.ends import CleanUp
-from fencing_sdk.backends.zookeeper.errors import BACKEND
 from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, OwnNode, OwnNodes, in_line, is_of, key_of, mark_of
 from fencing_sdk.backends.zookeeper.requests import Found, Recipe
+from fencing_sdk.backends.zookeeper.session import ZooKeeperSession, ZooKeeperSessions
 from fencing_sdk.errors import BackendUnavailableError
 
 __all__ = ["ZooKeeperWaitQueue"]
@@ -67,21 +65,15 @@ class ZooKeeperWaitQueue:
         """Try once. The node of a waiter stays in the line; any other claim that is refused leaves no node."""
         if claim.mode is not LOCK or self._own_nodes.get(key_of(claim)) is not None:
             return await self._acquire_in_turn(claim)
-        if (busy := await self._refusal(claim)) is not None:
-            return busy
+        if not self._unanswered.has(claim.owner):  # it cannot hold the lock, so it may be refused without a node
+            if (busy := await self._first_asks.refusal(claim)) is not None:
+                return busy
+            if self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
+                return Busy(None)
         with self._first_asks.asking(claim) as settle:
             outcome = await self._acquire_in_turn(claim)
             settle(outcome)
         return outcome
-
-    async def _refusal(self, claim: Claim) -> Busy | None:
-        """Refuse a claim without a node if another claim of this client is before it, or is just being refused."""
-        if self._unanswered.has(claim.owner):
-            return None  # it may hold the lock
-        busy = await self._first_asks.refusal(claim)
-        if busy is None and self._own_nodes.any_lock(claim.name) and self._sessions.of(claim.ttl).connected:
-            return Busy(None)
-        return busy
 
     async def _acquire_in_turn(self, claim: Claim) -> Grant | Busy:
         self._unanswered.begin(claim.owner)
@@ -209,16 +201,16 @@ class ZooKeeperWaitQueue:
         self._readers[key] = [own_node]
         there = False
         try:
-            wakes = partial(self._ends_of_readers, key)
-            call = session.watched(self._on_rival_of_readers_gone, key, wakes=wakes)
+            call = session.watched(
+                self._on_rival_of_readers_gone,
+                key,
+                wakes=lambda: [_end_of(reader) for reader in tuple(self._readers.get(key, ()))],
+            )
             there = await self._recipe.watch(session, path, call)
         finally:
             if not there:
                 self._on_rival_of_readers_gone(key, None)
         return there
-
-    def _ends_of_readers(self, key: tuple[ZooKeeperSession, int, str]) -> list[tuple[str, float]]:
-        return [_end_of(own_node) for own_node in tuple(self._readers.get(key, ()))]
 
     def _on_rival_of_readers_gone(self, key: tuple[ZooKeeperSession, int, str], event: object) -> None:
         for own_node in self._readers.pop(key, ()):
@@ -318,7 +310,7 @@ class ZooKeeperWaitQueue:
         if (batches := self._phases.get(session)) is None:
 
             async def join(name: str, readers: list[OwnNode]) -> list[int]:
-                """One of the readers that are granted at the same moment begins the phase, and all have its token."""
+                # One of the readers that are granted at the same moment begins the phase, and all have its token.
                 return [await self._join_phase(session, name, readers)] * len(readers)
 
             batches = SharedBatches(
@@ -344,7 +336,7 @@ class ZooKeeperWaitQueue:
 
 
 def _rival_at(position: int, line: Line, mode: Mode) -> LineNode | Permits | None:
-    """What the node at this *position* waits for; nothing, if it is a permit with its number."""
+    """Return the node or permits that the node at *position* waits for; None for a permit with its number."""
     return None if line[position].permit is not None else rival_of(mode, line[:position])
 
 

@@ -14,9 +14,9 @@ from etcd_stage import count_of_keys, granted, keys
 from inside import BootClock, holder_of
 from patience import until
 
-from fencing_sdk._etcd.gateway import GatewayReply
-from fencing_sdk._etcd.messages import (
+from fencing_sdk._etcd import (
     Entry,
+    GatewayReply,
     LeaseNotFoundError,
     decoded,
     encoded,
@@ -26,7 +26,7 @@ from fencing_sdk._etcd.messages import (
     read_answer,
     responses,
 )
-from fencing_sdk._http.outcomes import RequestFailedError, RequestOutcome, UnreadableAnswerError
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError
 from fencing_sdk._values.tasks import SharedBatches, SharedCall, ask_by_name
 from fencing_sdk._values.timing import DRIFT, MAX_TTL
 from fencing_sdk.abc import Busy, Claim, Renewal

@@ -17,13 +17,13 @@ from patience import until
 from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk._etcd.streams import KeyDeletion, read_watch_answer
-from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._etcd import KeyDeletion, read_watch_answer
+from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk.abc import Claim, LossNotice, Renewal
-from fencing_sdk.backends.etcd import EtcdBackend, from_url, losses, waiters
+from fencing_sdk.backends.etcd import EtcdBackend, from_url, watches
 from fencing_sdk.backends.etcd.keys import LineKey
 from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
-from fencing_sdk.backends.etcd.waiters import EtcdWaiter
+from fencing_sdk.backends.etcd.watches import EtcdWaiter
 from fencing_sdk.errors import BackendError
 
 pytest_plugins = ["etcd_fixtures"]
@@ -42,14 +42,14 @@ async def holding(locks: LockClient, *names: str) -> AsyncIterator[list[Stay]]:
         yield [await stack.enter_async_context(staying(locks.lock(name, ttl=TTL))) for name in names]
 
 
-async def watches(cluster: EtcdCluster) -> int:
+async def number_of_watches(cluster: EtcdCluster) -> int:
     return int(await asyncio.to_thread(cluster.metric, "etcd_debugging_mvcc_watcher_total"))
 
 
 async def watched(cluster: EtcdCluster, count: int) -> None:
     """Wait until so many keys are watched."""
     stop = CLOCK.now() + 20
-    while (found := await watches(cluster)) != count:
+    while (found := await number_of_watches(cluster)) != count:
         assert CLOCK.now() < stop, f"{found} watches, and not {count}"
         await asyncio.sleep(0.05)
 
@@ -102,13 +102,13 @@ async def test_a_client_hears_of_a_grant_with_which_it_goes_on(elsewhere: bool, 
 async def test_locks_that_are_held_for_a_moment_cost_no_watch(
     etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(losses, "_MOMENT", 1.0)  # so long a moment that a machine may stand still in it
+    monkeypatch.setattr(watches, "_MOMENT", 1.0)  # so long a moment that a machine may stand still in it
     before = await asyncio.to_thread(etcd_server.calls, "Watch")
     async with opened(etcd_server.url) as (locks, _):
         for number in range(50):
             async with locks.lock(f"a/{number}"):
                 pass
-        await asyncio.sleep(1.5 * losses._MOMENT)
+        await asyncio.sleep(1.5 * watches._MOMENT)
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before
 
 
@@ -162,8 +162,9 @@ async def test_a_deletion_before_the_grant_is_none_of_it(etcd_server: EtcdCluste
         claim = Claim("a", TTL)
         token = await granted(backend, claim)
         key = backend._keys.own(claim)
-        backend._losses._on_deletion(key, token - 1)
-        backend._losses._on_deletion(key, token + 1)
+        for revision in (token - 1, token + 1):
+            kv = {"key": b64encode(key).decode(), "mod_revision": str(revision)}
+            backend._losses._on_answer({"events": [{"type": "DELETE", "kv": kv}]})
         await until(lambda: noticed)
         assert noticed == [claim]
 
@@ -187,7 +188,7 @@ async def test_a_silent_network_is_left_for_a_new_stream(
     etcd_server: EtcdCluster, etcd_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ):
     """The client never sees an end of the connection. It takes a member that is silent for too long as gone."""
-    monkeypatch.setattr(losses, "_SILENCE", 2.0)
+    monkeypatch.setattr(watches, "_SILENCE", 2.0)
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
     async with opened(url) as (locks, _), holding(locks, "a") as (stay,):
         for _ in range(5):
@@ -345,10 +346,9 @@ class Streams:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_MOMENT", 0.0)
-    monkeypatch.setattr(losses, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(losses, "_SILENCE", 3600.0)  # a stream ends because of what it said
-    monkeypatch.setattr(waiters, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(watches, "_MOMENT", 0.0)
+    monkeypatch.setattr(watches, "_SILENCE", 3600.0)  # a stream ends because of what it said
+    monkeypatch.setattr(watches, "_FIRST_PAUSE", 0.001)
 
 
 def backend_with(streams: Streams) -> EtcdBackend:

@@ -19,7 +19,7 @@ from stays import PATIENCE, Stay, opened, staying
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.etcd import EtcdBackend
-from fencing_sdk.backends.etcd.requests import EtcdRequests
+from fencing_sdk.backends.etcd.line import EtcdRequests
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing.promises.under_test import in_line
 

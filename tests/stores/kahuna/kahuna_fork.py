@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fencing_sdk._http import pool
+from fencing_sdk._http.requests import inherited
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 
@@ -35,7 +35,7 @@ def fork(backend: KahunaBackend, claim: Claim, run: Run) -> str:
         status = 1
         try:
             os.write(writing, run(renewed(backend, claim)).encode())
-            pool.inherited.clear()  # as at the end of a child that ends by itself
+            inherited.clear()  # as at the end of a child that ends by itself
             gc.collect()
             status = 0
         finally:
@@ -53,7 +53,7 @@ async def own(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
     return {"child": child, "parent": await renewed(backend, claim)}
 
 
-def inherited(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
+def from_parent(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
     with asyncio.Runner() as runner:
         runner.run(backend.acquire(claim))
         child = fork(backend, claim, runner.get_loop().run_until_complete)
@@ -62,5 +62,5 @@ def inherited(backend: KahunaBackend, claim: Claim) -> dict[str, str]:
 
 if __name__ == "__main__":
     arguments = from_url(sys.argv[2]), Claim("a", 60.0)
-    heard = asyncio.run(own(*arguments)) if sys.argv[1] == "own" else inherited(*arguments)
+    heard = asyncio.run(own(*arguments)) if sys.argv[1] == "own" else from_parent(*arguments)
     sys.stdout.write(json.dumps(heard))

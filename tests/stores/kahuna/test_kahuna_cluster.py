@@ -361,9 +361,3 @@ async def test_a_replication_factor_is_warned_of_when_a_client_opens(
         cluster.cluster(replication_factor=3)
         await opened(cluster)
     assert "replicationFactor is above 0" in caplog.text
-
-
-async def test_an_ephemeral_lock_is_warned_of(cluster: KahunaServer):
-    backend = from_url(f"{cluster.url}?durability=ephemeral")
-    assert [warning.partition(",")[0] for warning in await backend.warnings()] == ["durability is 'ephemeral'"]
-    await backend.aclose()

@@ -22,7 +22,7 @@ from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine import terms
-from fencing_sdk._http import pool
+from fencing_sdk._http import requests
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
 from fencing_sdk.errors import (
@@ -472,16 +472,6 @@ async def test_each_call_is_one_request_on_one_connection(
     assert [request.get("expiresMs") for request in requests] == [1235, 1235, None]
 
 
-async def test_an_ephemeral_lock_is_asked_for_as_one(kahuna_server: KahunaServer):
-    async with backend_on(f"{kahuna_server.url}?durability=ephemeral") as backend:
-        claim = Claim("a", 60.0)
-        await granted(backend, claim)
-        await backend.renew([claim])
-        assert await backend.inspect("a") is not None
-        await backend.release(claim)
-    assert {request["durability"] for request in kahuna_server.seen()} == {0}
-
-
 # Several nodes
 
 
@@ -575,6 +565,8 @@ async def test_certificates_that_are_replaced_are_used_for_new_connections(certi
             await granted(backend, Claim("a", 60.0))
             await asyncio.to_thread(server.kill)
             made.authority.write_text("half of a file")
+            with pytest.raises(BackendUnavailableError):  # over the connection that is open
+                await backend.acquire(Claim("b", 60.0))
             with pytest.raises(BackendUnavailableError, match=r"ca must .*authority\.pem' cannot be read"):
                 await backend.acquire(Claim("b", 60.0))
             await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
@@ -586,7 +578,7 @@ async def test_an_aiohttp_that_connects_otherwise_keeps_the_certificates_it_read
     tls_server: KahunaServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ):
     tls_server.reset()
-    monkeypatch.delattr(pool._Connector, "_get_ssl_context")
+    monkeypatch.delattr(requests._Connector, "_get_ssl_context")
     async with backend_on(tls_server, ca=certificates.authority) as backend:
         await granted(backend, Claim("a", 60.0))
 

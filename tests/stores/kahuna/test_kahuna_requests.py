@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +15,12 @@ from kahuna_server import KahunaServer
 from tenacity import wait_fixed
 
 from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
-from fencing_sdk._http.endpoints import Endpoints
-from fencing_sdk._http.outcomes import UnreadableAnswerError
+from fencing_sdk._http.nodes import Endpoints
+from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
-from fencing_sdk.backends.kahuna.options import read_nodes
-from fencing_sdk.backends.kahuna.requests import AnswerType, KahunaAnswer, RequestWriter
+from fencing_sdk.backends.kahuna.cluster import AnswerType, KahunaAnswer, body_of, read_nodes
 from fencing_sdk.errors import ConfigurationError
 
 pytest_plugins = ["kahuna_fixtures"]
@@ -64,18 +62,12 @@ def test_an_endpoint_that_is_named_twice_is_one():
         "kahuna://[::1",
         "kahuna://[zz]",
         "kahuna://h1/path",
-        "kahuna://h1?durability=eternal",
-        "kahuna://h1?durability=",
-        "kahuna://h1?connections=0",
-        "kahuna://h1?connections=x",
-        "kahuna://h1?connections=1.5",
-        "kahuna://h1?connections=100000",
+        "kahuna://h1?durability=ephemeral",
         "kahuna://h1?connect_timeout=0",
         "kahuna://h1?connect_timeout=nan",
         "kahuna://h1?connect_timeout=x",
         "kahuna://h1?tls=true",
         "kahuna://h1?ca=/etc/ssl/ca.pem",
-        "kahuna+https://h1?ssl_context=none",
         "kahuna+https://h1?verify=off",
         "kahuna+https://h1?ca=/",
         "kahuna://h1#h2",
@@ -100,12 +92,7 @@ def test_what_may_be_a_password_is_not_repeated(url: str):
     ("option", "value"),
     [
         ("tls", 1),
-        ("durability", None),
-        ("durability", ["persistent"]),
         ("connect_timeout", True),
-        ("connections", True),
-        ("connections", 2.0),
-        ("ssl_context", True),
         ("ca", "ca.pem"),
     ],
 )
@@ -120,24 +107,10 @@ def test_endpoints_of_a_wrong_kind_are_refused(endpoints: object):
         KahunaBackend(endpoints)
 
 
-def test_an_authority_and_a_context_exclude_each_other(tmp_path: Path):
-    context = ssl.create_default_context()
-    with pytest.raises(ConfigurationError, match="exclude"):
-        KahunaBackend(["h1"], tls=True, ca=tmp_path / "ca.pem", ssl_context=context)
-    KahunaBackend(["h1"], tls=True, ssl_context=context)
-
-
 def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(ConfigurationError, match=r"ca .* cannot be read"):
         from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
-
-
-def test_options_may_stand_in_the_url_or_beside_it():
-    backend = from_url("kahuna://h1,h2?durability=ephemeral&connections=8&connect_timeout=0.5")
-    assert backend._nodes.pool.connections == 8
-    assert backend._nodes.pool.limits.sock_connect == 0.5
-    assert from_url("kahuna://h1", connections=8)._nodes.pool.connections == 8
 
 
 def test_a_node_that_failed_is_asked_last():
@@ -226,7 +199,6 @@ def test_unanswered_requests_are_bounded_and_owners_that_go_on_asking_are_kept(m
 # What requests say and answers mean, without a server.
 
 
-WRITER = RequestWriter("persistent")
 NOW = 1_790_000_000.25
 DATE = "Mon, 21 Sep 2026 14:13:20 GMT"
 """The second in which NOW lies."""
@@ -245,27 +217,25 @@ def sent(body: bytes) -> dict[str, object]:
 def test_durability_is_sent_as_a_number_with_every_request():
     """A server that is told nothing keeps a lock in memory alone."""
     claim = Claim("a", 1.0)
-    for durability, number in (("persistent", 1), ("ephemeral", 0)):
-        writer = RequestWriter(durability)
-        for body in (writer.of_claim(claim), writer.of_release(claim), writer.of_name("a")):
-            assert sent(body)["durability"] == number
+    for body in (body_of("a", claim, ttl=1.0), body_of("a", claim), body_of("a")):
+        assert sent(body)["durability"] == 1
 
 
 @pytest.mark.parametrize(("ttl", "milliseconds"), [(1.0, 1000), (0.0501, 51), (1.0001, 1001), (86_400.0, 86_400_000)])
 def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int):
-    assert sent(WRITER.of_claim(Claim("a", ttl)))["expiresMs"] == milliseconds
+    assert sent(body_of("a", Claim("a", ttl), ttl=ttl))["expiresMs"] == milliseconds
 
 
 @pytest.mark.parametrize("label", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
 def test_owner_and_label_travel_together_and_come_apart_again(label: str | None):
     claim = Claim("a", 1.0, label=label)
-    holder = info(owner=sent(WRITER.of_claim(claim))["owner"]).holder("a", NOW)
+    holder = info(owner=sent(body_of("a", claim, ttl=1.0))["owner"]).holder("a", NOW)
     assert (holder.id, holder.label) == (claim.holder, label)
-    assert sent(WRITER.of_claim(claim))["owner"] == sent(WRITER.of_release(claim))["owner"]
+    assert sent(body_of("a", claim, ttl=1.0))["owner"] == sent(body_of("a", claim))["owner"]
 
 
 def test_an_owner_without_a_label_is_its_own_bytes():
-    assert b64decode(str(sent(WRITER.of_claim(Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
+    assert b64decode(str(sent(body_of("a", Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
 
 
 def test_an_owner_of_another_kind_of_client_has_a_digest_too():

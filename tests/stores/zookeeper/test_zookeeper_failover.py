@@ -20,7 +20,7 @@ from zookeeper_stage import Operator, granted, in_place, operating
 from fencing_sdk import LossReason
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.zookeeper import from_url
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent, delete, get
+from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS, create_persistent, delete, get
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["zookeeper_fixtures"]

@@ -24,8 +24,8 @@ from zookeeper_stage import granted, in_place, kill_session, operating
 from fencing_sdk import BackendUnavailableError, LossReason
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
+from fencing_sdk.backends.zookeeper import driver as _requests
 from fencing_sdk.backends.zookeeper import from_url
-from fencing_sdk.backends.zookeeper.connection import kazoo_requests as _requests
 from fencing_sdk.errors import BackendRefusedError, LockHeldError
 from fencing_sdk.events import Renewed
 from fencing_sdk.testing.promises.under_test import in_line
@@ -337,7 +337,7 @@ async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zo
 
 async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
     """Deleted and created again by somebody else: the path is the same, the transaction is not."""
-    from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, create_persistent
+    from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS, create_persistent
 
     backend = from_url(zookeeper_url)
     backend._losses.watch_soon = lambda _: None  # no notice, so that the renewal has to find out
@@ -360,7 +360,7 @@ async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zooke
     await asyncio.to_thread(operator.start)
     await backend.acquire(claim)
     (own_node,) = backend._own_nodes.all()
-    posted, heard = own_node.session._letters, asyncio.Event()
+    posted, heard = own_node.session._callbacks, asyncio.Event()
     backend._losses._look = lambda _: heard.wait()  # the notice is slow, so that the renewal has to find out
     backend._losses.watch(own_node)
     wait_until(lambda: len(posted) == 1, what="the node is watched")

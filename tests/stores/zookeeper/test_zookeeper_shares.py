@@ -17,7 +17,7 @@ from zookeeper_stage import Answers, in_place, operating
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url, requests, waiters
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import NoNodeError
+from fencing_sdk.backends.zookeeper.driver import NoNodeError
 from fencing_sdk.backends.zookeeper.nodes import (
     Paths,
     is_of,

@@ -1,38 +1,315 @@
 """
 One session of kazoo's client: in one thread of its own, which calls back and never blocks the loop.
 
-kazoo is known here and in the two modules below: the requests are in `_requests`, and how a server is reached in
-`_dial`. Four things have no public name in kazoo: sending a request that it has no method for,
-the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
+kazoo is known in this module alone. Four things have no public name in kazoo: sending a request that it has no method
+for, the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
+A request to create a container is made up here.
+
+Where there are several servers, the first tries give each of them little time, and one that hung is tried after all
+others: a server that hangs must not cost what is left of a lease. When as many tries as there are servers have hung,
+they get twice the time, up to the limit, because all may be slow.
+
+kazoo's own threads for callbacks are not started: its connection thread hands every answer to
+the caller's callback, which passes it on to the event loop. What kazoo leaves to the session's timeout, which
+may be an hour, is bounded here: connecting, the handshake, and a connection that has gone silent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import select
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from fencing_sdk._http.tls import TlsContext
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.drivers import imported_from
-
-__all__ = ["BACKEND", "KAZOO", "ConnectionNews", "Identity", "KazooDriver", "NodeEnds", "ZooKeeperSettings"]
+from fencing_sdk._values.drivers import DIFFERS, KnownDriver, imported_from
+from fencing_sdk._values.url import joined
 
 with imported_from("zookeeper", "kazoo"):
     from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss, SessionExpiredError
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState
+import kazoo.exceptions as kazoo_errors
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionDropped,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+    UnimplementedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Create2,
+    Delete,
+    Exists,
+    GetChildren2,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.states import EventType, KazooState
+from kazoo.protocol.states import ZnodeStat as Stat
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from fencing_sdk._http.tls import TlsContext
-from fencing_sdk._values.drivers import DIFFERS, KnownDriver
-from fencing_sdk._values.url import joined
-from fencing_sdk.backends.zookeeper.connection.dial import Dial
-from fencing_sdk.backends.zookeeper.connection.kazoo_requests import ALL_CLIENTS, NoNodeError, delete
+__all__ = [
+    "ALL_CLIENTS",
+    "BACKEND",
+    "CREATOR",
+    "KAZOO",
+    "BadVersionError",
+    "ConnectionNews",
+    "Dial",
+    "Identity",
+    "KazooDriver",
+    "NoNodeError",
+    "NodeEnds",
+    "NodeExistsError",
+    "Stat",
+    "UnimplementedError",
+    "ZooKeeperSettings",
+    "children",
+    "create_container",
+    "create_in_line",
+    "create_persistent",
+    "delete",
+    "delete_with_note",
+    "exists",
+    "get",
+    "is_deletion",
+    "kazoo_errors",
+    "replace",
+    "set_data",
+    "set_if_there",
+    "sync",
+]
+
+ALL_CLIENTS: Sequence[object] = tuple(OPEN_ACL_UNSAFE)
+CREATOR: Sequence[object] = tuple(CREATOR_ALL_ACL)
+
+_EPHEMERAL = 1
+_SEQUENTIAL = 2
+_CONTAINER = 4
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
+    """A node that the server removes some time after its last child has gone. kazoo has no method for it."""
+
+    type = 19
+
+
+def create_in_line(path: str, data: bytes, acl: Sequence[object]) -> object:
+    """An ephemeral node with the next number of its folder at the end of *path*; answers path and `Stat`."""
+    return Create2(path, data, acl, _EPHEMERAL | _SEQUENTIAL)
+
+
+def create_container(path: str, acl: Sequence[object]) -> object:
+    """A node that the server removes some time after its last child has gone."""
+    return _CreateContainer(path, b"", acl, _CONTAINER)
+
+
+def create_persistent(path: str, acl: Sequence[object]) -> object:
+    """A node that stays."""
+    return Create2(path, b"", acl, 0)
+
+
+def replace(old: str, new: str, data: bytes, acl: Sequence[object], *also: object) -> object:
+    """
+    Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both.
+
+    *also* are requests that are carried out in the same step.
+    """
+    return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL), *also])
+
+
+def set_data(path: str, data: bytes, version: int) -> object:
+    """Set the data of a node, if that has this *version*."""
+    return SetData(path, data, version)
+
+
+def set_if_there(path: str, data: bytes, version: int, there: str) -> object:
+    """
+    Set the data of a node, if that has this *version* and the node *there* exists.
+
+    Answers a list: the second entry is the `Stat` of the node, or the list holds errors.
+    """
+    return Transaction([CheckVersion(there, -1), SetData(path, data, version)])
+
+
+def delete_with_note(nodes: Sequence[tuple[str, int]], folder: str, note: bytes, folder_version: int) -> object:
+    """Delete *nodes* and set the data of another one: all, or nothing if a version has changed since it was read."""
+    return Transaction([SetData(folder, note, folder_version), *(Delete(*node) for node in nodes)])
+
+
+def delete(path: str) -> object:
+    """Fails with `NoNodeError` if the node is not there."""
+    return Delete(path, -1)
+
+
+def sync(path: str) -> object:
+    """Answered by way of the leader, so that no later request gets an older answer."""
+    return Sync(path)
+
+
+def exists(path: str) -> object:
+    """Answers a `Stat` or None."""
+    return Exists(path, None)
+
+
+def children(path: str, watch: Callable[[object], None] | None = None) -> object:
+    """
+    Answers the names of the nodes in a folder, and the `Stat` of the folder.
+
+    *watch* is called once, as for `get`, when one comes or goes.
+    """
+    return GetChildren2(path, watch)
+
+
+def get(path: str, watch: Callable[[object], None] | None = None) -> object:
+    """
+    Answers the data and the `Stat`, or fails with `NoNodeError`.
+
+    *watch* is called once, in the driver's thread, when the node goes or the connection breaks. A
+    node that is not there is not watched: one that never comes would be watched for ever.
+    """
+    return GetData(path, watch)
+
+
+def is_deletion(event: object) -> bool:
+    """Return whether a watch was called because its node has gone, and not because the connection has."""
+    return bool(getattr(event, "type", None) == EventType.DELETED)
+
+
+Address = tuple[str, int]
+
+_MOST_DOUBLINGS = 20
+_CLOCK = BootClock()
+
+
+class Dial(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Runs all callbacks in the connection's thread, and can break a connection off from another thread."""
+
+    def __init__(self, *, connect_timeout: float, first_timeout: float, servers: int, tls: TlsContext | None) -> None:
+        super().__init__()
+        self._limit = connect_timeout
+        self._first_limit = min(first_timeout, connect_timeout)
+        self._servers = servers
+        self._connecting = False
+        self._hangs = 0
+        self._hung: dict[Address, int] = {}
+        self._address: Address = ("", 0)
+        self._tls = tls
+        self._link: socket.socket | None = None
+        self.refusing = False
+        self.last_error: Exception | None = None
+        self.tend: Callable[[], float] = lambda: math.inf
+        """Called by the driver's thread before it waits for messages; returns the seconds until the next call."""
+
+    def start(self) -> None:
+        """Start no threads: as long as the handler does not run, kazoo calls back at once."""
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Call back at once."""
+        callback.func(*callback.args)
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """Wait for sockets, by poll where there is one, and not longer than the limit for a single one."""
+        if len(rlist) + len(wlist) == 1:  # in the middle of a message, or of the handshake: the peer hangs
+            limit = self._limit_of_try()
+            timeout = limit if timeout is None else min(timeout, limit)
+            return self._select(rlist, wlist, xlist, timeout)
+        end = math.inf if timeout is None else _CLOCK.now() + timeout
+        while True:  # between messages
+            pause = min(end - _CLOCK.now(), math.inf if self._connecting else self.tend())
+            ready = self._select(rlist, wlist, xlist, None if math.isinf(pause) else max(0.0, pause))
+            if any(ready) or _CLOCK.now() >= end:
+                return ready
+
+    def _select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None) -> Any:
+        if not hasattr(select, "poll"):
+            return super().select(rlist, wlist, xlist, timeout)
+        poll = select.poll()
+        by_fd = {}
+        for items, events in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
+            for item in items:
+                by_fd[item.fileno()] = item
+                poll.register(item, events)
+        ready = [by_fd[fd] for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+        if not ready and self._connecting:
+            self._hangs_now()
+        return [item for item in rlist if item in ready], [item for item in wlist if item in ready], []
+
+    def create_connection(self, address: Any, hostname: str | None = None, timeout: float = 1.0, **_: object) -> Any:
+        """Connect, by TLS if there is a context; kazoo leaves a connection open whose handshake failed."""
+        if self.refusing:
+            raise ConnectionAbortedError
+        self._connecting, self._address = True, address
+        try:
+            link = socket.create_connection(address, min(timeout, self._limit_of_try()))
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                link = self._tls().wrap_socket(link, server_hostname=hostname)  # closes it when that fails
+        except Exception as error:
+            self.failed(error)
+            if isinstance(error, TimeoutError):
+                self._hangs_now()
+            raise
+        self._link = link
+        self._refuse_late(link)
+        return link
+
+    def failed(self, error: Exception) -> None:
+        """Note why a try failed. A refused connection, as at an address without a server, says less than others."""
+        if self.last_error is None or not isinstance(error, ConnectionRefusedError):
+            self.last_error = error
+
+    def _limit_of_try(self) -> float:
+        """Seconds for connecting, and for each step of the handshake. On a connection that serves: the whole limit."""
+        if not self._connecting:
+            return self._limit
+        return min(self._limit, self._first_limit * 2.0 ** min(self._hangs // self._servers, _MOST_DOUBLINGS))
+
+    def _hangs_now(self) -> None:
+        self._hangs += 1
+        self._hung[self._address] = self._hangs
+
+    def serves(self) -> None:
+        """The handshake is done: the next time, the first tries are short again."""
+        self._connecting = False
+        self._hangs = 0
+        self._hung.pop(self._address, None)
+
+    def in_turn(self, servers: Iterable[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Sort *servers*, each a host, its address and its port: those that hung at the end."""
+        return sorted(servers, key=lambda server: self._hung.get((server[1], server[2]), 0))
+
+    def _refuse_late(self, link: socket.socket) -> None:
+        """Close a connection that was made while `hang_up` looked for one."""
+        if self.refusing:
+            link.close()
+            raise ConnectionAbortedError
+
+    def hang_up(self) -> None:
+        """Break the connection; kazoo then connects anew, unless it is to refuse."""
+        self._hung[self._address] = self._hangs + 1
+        if (link := self._link) is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(link, socket.SHUT_RDWR)
+
 
 BACKEND = "ZooKeeperBackend"
 KAZOO = KnownDriver("kazoo", user=BACKEND)
@@ -40,7 +317,6 @@ KAZOO = KnownDriver("kazoo", user=BACKEND)
 Identity = tuple[int, bytes]
 """The id of a session and its password, with which another connection may go on with it."""
 
-_REFUSED_LOGINS = 3
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 0.25
 _FIRST_TIMEOUT = 1 / 30
@@ -57,7 +333,6 @@ class ZooKeeperSettings:
     connect_timeout: float
     acl: Sequence[object] = field(default=ALL_CLIENTS, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
-    sasl: Mapping[str, str] | None = field(default=None, repr=False)
     tls: TlsContext | None = None
 
     @property
@@ -67,20 +342,13 @@ class ZooKeeperSettings:
 
 
 class ConnectionNews(NamedTuple):
-    """What became of the connection."""
+    """A change of the connection."""
 
     connected: bool = False
     ended: bool = False
     identity: Identity | None = None
     timeout: float = 0.0
     error: Exception | None = None
-
-
-def _quiet_logger() -> logging.Logger:
-    """Keep kazoo from logging credentials and data (at DEBUG), and what our errors contain anyway (at WARNING)."""
-    logger = logging.Logger("fencing_sdk.zookeeper", logging.ERROR)  # noqa: LOG001  (not one that others configure)
-    logger.parent = logging.getLogger("fencing_sdk")
-    return logger
 
 
 class _Client(KazooClient):  # type: ignore[misc]
@@ -103,7 +371,6 @@ class KazooDriver:
         self._report: Callable[[ConnectionNews], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
-        self._broken_logins = 0
         hosts = settings.hosts
         self._dial = Dial(
             connect_timeout=settings.connect_timeout,
@@ -116,19 +383,22 @@ class KazooDriver:
             self._client = self._make_client(settings, timeout, identity)
 
     def _make_client(self, settings: ZooKeeperSettings, timeout: float, identity: Identity | None) -> Any:
+        # kazoo must not log credentials and data (at DEBUG), nor what our errors contain anyway (at WARNING).
+        logger = logging.Logger("fencing_sdk.zookeeper", logging.ERROR)  # noqa: LOG001  (not one that others configure)
+        logger.parent = logging.getLogger("fencing_sdk")
         client: Any = _Client(
             hosts=settings.hosts,
             timeout=timeout,
             client_id=identity,
             handler=self._dial,
             auth_data=list(settings.auth) or None,
-            sasl_options=dict(settings.sasl) if settings.sasl else None,
             connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
-            logger=_quiet_logger(),
+            logger=logger,
         )
         connection = client._connection  # noqa: SLF001
         self._connect, connection._connect = connection._connect, self._connected  # noqa: SLF001
-        self._servers, connection._expand_client_hosts = connection._expand_client_hosts, self._in_turn  # noqa: SLF001
+        servers = connection._expand_client_hosts  # noqa: SLF001
+        connection._expand_client_hosts = lambda: self._dial.in_turn(servers())  # noqa: SLF001
         self._take, connection._read_response = connection._read_response, self._answered  # noqa: SLF001
         self._call, _ = client._call, client._queue  # noqa: SLF001  (what is not there is noticed now)
         client.add_listener(self._changed)
@@ -143,10 +413,6 @@ class KazooDriver:
         """Begin to connect; *report* is called in the driver's thread."""
         self._report = report
         self._client.start_async()
-
-    def _in_turn(self) -> object:
-        """The servers as kazoo has them, in a random order, but those that hung at the end."""
-        return self._dial.in_turn(self._servers())
 
     def _connected(self, *address: object) -> object:
         """Connect and log in as kazoo does; report which session it is and the timeout that the server granted."""
@@ -167,25 +433,12 @@ class KazooDriver:
         return timeouts
 
     def _log_in(self, *address: object) -> Any:
-        """
-        Let kazoo connect, and see to it that it knows what became of it.
-
-        What it does not expect would end its thread with a traceback; and a connection that broke during a login
-        by SASL would be a refused login to it, which ends the session. Servers do hang up on a wrong password, but
-        so do networks: only the same again and again is taken for a refusal, and neither ends the session.
-        """
-        broken, self._broken_logins = self._broken_logins, 0
+        """Let kazoo connect. An error that it does not expect would end its thread with a traceback."""
         try:
             timeouts = self._connect(*address)
         except (ConnectionDropped, KazooTimeoutError, SessionExpiredError) as error:
             self._dial.failed(_reason(error))
             raise
-        except AuthFailedError as error:
-            if not isinstance(error.__cause__, ConnectionDropped):
-                raise
-            self._broken_logins = broken + 1
-            self._dial.last_error = error if self._broken_logins >= _REFUSED_LOGINS else error.__cause__
-            raise error.__cause__ from error
         except Exception as error:
             self._refusal = error
             raise AuthFailedError from error
@@ -313,7 +566,7 @@ class NodeEnds:
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[float, float]] = {}
-        """By path: the ttl, and the end."""
+        """The ttl and the end of each path."""
         self._first = math.inf
         """No node ends earlier."""
         self._going: set[str] = set()

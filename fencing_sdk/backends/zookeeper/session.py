@@ -27,7 +27,7 @@ from fencing_sdk._values.loop_owner import ForkDetector
 from fencing_sdk._values.tasks import move_on_after, retrieve
 from fencing_sdk._values.timing import DEFAULT_TTL
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
-from fencing_sdk.backends.zookeeper.connection.driver import (
+from fencing_sdk.backends.zookeeper.driver import (
     ConnectionNews,
     Identity,
     KazooDriver,
@@ -35,7 +35,11 @@ from fencing_sdk.backends.zookeeper.connection.driver import (
     ZooKeeperSettings,
 )
 
-__all__ = ["MOST_SESSIONS", "ZooKeeperSession", "ZooKeeperSessions"]
+__all__ = [
+    "MOST_SESSIONS",
+    "ZooKeeperSession",
+    "ZooKeeperSessions",
+]
 
 _WINDOW = 100
 """Requests under way at once. The driver is woken by a byte for each, through a pipe that takes 278 of them."""
@@ -86,8 +90,8 @@ class ZooKeeperSession:
         self._driver: KazooDriver | None = None
         self._news = asyncio.Event()
         self._waiting: deque[tuple[object, asyncio.Future[Any], Callable[[Any], None] | None]] = deque()
-        self._letters: deque[Callable[[], None]] = deque()
-        self._rung = False
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._scheduled = False
         self._under_way: dict[asyncio.Future[Any], None] = {}
         self.ends = NodeEnds()
         """When its nodes have to go, although the session goes on."""
@@ -105,7 +109,7 @@ class ZooKeeperSession:
 
     @property
     def id(self) -> int:
-        """The number by which nodes name their owner."""
+        """The number of this session in the names of nodes."""
         assert self._identity is not None, "the session was never connected"
         return self._identity[0]
 
@@ -130,7 +134,7 @@ class ZooKeeperSession:
         self._reset()
         self._news = asyncio.Event()
         driver = self._driver = KazooDriver(self._settings, self._asked, self._identity, self.ends)
-        driver.start(partial(self._post_news, driver))
+        driver.start(lambda news: self._post(driver, partial(self._hear, driver, news)))
 
     async def ready(self) -> None:
         """
@@ -217,7 +221,7 @@ class ZooKeeperSession:
                 self._heard_at = _CLOCK.now()
                 self._watch_silence()
             self._under_way[future] = None
-            driver.ask(request, partial(self._post_answer, driver, future, created))
+            driver.ask(request, partial(self._on_answer, driver, future, created))
 
     def _answer(self, future: asyncio.Future[Any], answer: Any) -> None:
         self._under_way.pop(future, None)
@@ -251,31 +255,28 @@ class ZooKeeperSession:
 
     # From the driver's thread to the loop, in order
 
-    def _post_news(self, driver: KazooDriver, news: ConnectionNews) -> None:
-        self._post(driver, partial(self._hear, driver, news))
-
-    def _post_answer(
+    def _on_answer(
         self, driver: KazooDriver, future: asyncio.Future[Any], created: Callable[[Any], None] | None, answer: Any
     ) -> None:
         if created is not None and answer.exception is None:
             created(answer)
         self._post(driver, partial(self._answer, future, answer))
 
-    def _post(self, driver: KazooDriver | None, letter: Callable[[], None]) -> None:
+    def _post(self, driver: KazooDriver | None, callback: Callable[[], None]) -> None:
         if driver is not self._driver or self._loop is None:
             return
-        self._letters.append(letter)
-        if not self._rung:
-            self._rung = True
+        self._callbacks.append(callback)
+        if not self._scheduled:
+            self._scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._open_letters)
+                self._loop.call_soon_threadsafe(self._run_callbacks)
             except RuntimeError:  # the loop was closed, and with it every caller
-                self._rung = False
+                self._scheduled = False
 
-    def _open_letters(self) -> None:
-        self._rung = False
-        while self._letters:
-            self._letters.popleft()()
+    def _run_callbacks(self) -> None:
+        self._scheduled = False
+        while self._callbacks:
+            self._callbacks.popleft()()
 
     def _hear(self, driver: KazooDriver | None, news: ConnectionNews) -> None:
         if driver is not self._driver or self.error is not None:
@@ -341,8 +342,8 @@ class ZooKeeperSession:
         self._fail_waiting(self.error)
         _fail(self._under_way, self.error)
         self._under_way.clear()
-        self._letters.clear()
-        self._rung = False
+        self._callbacks.clear()
+        self._scheduled = False
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -378,22 +379,21 @@ class ZooKeeperSessions:
         return True
 
     def of(self, ttl: float) -> ZooKeeperSession:
-        """The session for locks of *ttl*; one that has ended is replaced."""
+        """
+        Return the session for locks of *ttl*; one that has ended is replaced.
+
+        At the limit it is the shortest session that is long enough, else the longest.
+        """
         wanted = math.ceil(ttl * 1000)
         session = self._by_ttl.get(wanted)
         if session is not None and session.error is None:
             return session
         if session is None and len(self._by_ttl) >= MOST_SESSIONS:
-            return self._most_like(wanted)
+            longer = [ttl for ttl in self._by_ttl if ttl >= wanted]
+            return self.of((min(longer) if longer else max(self._by_ttl)) / 1000)
         session = ZooKeeperSession(self._settings, wanted / 1000, on_resumed=self._on_resumed, on_ended=self._on_ended)
         self._by_ttl[wanted] = session
         return session
-
-    def _most_like(self, wanted: int) -> ZooKeeperSession:
-        """The shortest session that is long enough, else the longest."""
-        longer = [ttl for ttl in self._by_ttl if ttl >= wanted]
-        ttl = min(longer) if longer else max(self._by_ttl)
-        return self.of(ttl / 1000)
 
     def any(self) -> ZooKeeperSession:
         """A session for questions: one that is connected, if there is one."""
