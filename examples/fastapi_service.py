@@ -22,8 +22,8 @@ from fastapi import FastAPI, Response
 
 from fencing_sdk import Lease, LeaseLostError, LockClient, StaleTokenError, Token, connect
 from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations.clients import fencing_hook, raise_for_stale
 from fencing_sdk.integrations.fastapi import Leased, Presented, answer_problems, lifespan
-from fencing_sdk.integrations.httpx import fencing_hook, raise_for_stale
 
 
 def seats_service(database: Path) -> FastAPI:

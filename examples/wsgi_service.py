@@ -11,7 +11,7 @@ import requests
 
 from fencing_sdk import StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations.requests import FencingAdapter, raise_for_stale
+from fencing_sdk.integrations.clients import FencingAdapter, raise_for_stale
 from fencing_sdk.integrations.wsgi import GuardedApplication, request_token
 from fencing_sdk.sync import connect
 

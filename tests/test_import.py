@@ -72,7 +72,6 @@ FROM_EXTRAS = {  # the module, what it needs -> what to install
     ("integrations.fastapi", "fastapi"): "'fencing-sdk[fastapi]'",
     ("integrations.opentelemetry", "opentelemetry"): "'fencing-sdk[opentelemetry]'",
     ("integrations.prometheus", "prometheus_client"): "'fencing-sdk[prometheus]'",
-    ("integrations.requests", "requests"): "requests",
 }
 
 IMPORT_WITHOUT = """
@@ -130,7 +129,7 @@ def test_connecting_to_memory_loads_no_database():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["asgi", "httpx", "messages", "wsgi"])
+@pytest.mark.parametrize("module", ["asgi", "clients", "messages", "wsgi"])
 def test_an_integration_that_needs_no_framework_loads_none(module):
     code = (
         f"import sys; import fencing_sdk.integrations.{module}\n"

@@ -30,7 +30,7 @@ HOMES = {
     "aiohttp": {"_http", "_etcd", "_kahuna", "integrations"},
     "fastapi": {"integrations.fastapi"},
     "django": {"integrations.django"},
-    "requests": {"integrations.requests"},
+    "requests": {"integrations.clients"},
     "httpx": set(),
     "starlette": set(),
     "kazoo": {"backends.zookeeper", "recipes.old_locks"},
@@ -175,6 +175,7 @@ def test_only_the_wire_knows_the_names_of_headers():
 
 
 def test_the_two_sides_of_http_meet_in_the_wire_and_the_problem_alone():
-    holders, resources = (imports(f"integrations.{side}") for side in ("_outgoing", "_incoming"))
-    assert not {name for name in holders if room(name) == "guards" or name.startswith("integrations.")}
-    assert not resources & {"_lease", "_client", "integrations._outgoing"}
+    holders, resources = (imports(f"integrations.{side}") for side in ("clients", "_incoming"))
+    shared = {"integrations._problem"}
+    assert not {name for name in holders - shared if room(name) == "guards" or name.startswith("integrations.")}
+    assert not resources & {"_lease", "_client", "integrations.clients"}

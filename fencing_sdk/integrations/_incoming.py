@@ -8,7 +8,6 @@ values and a guard that takes the last would fence different requests.
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Generic, TypedDict, TypeVar
@@ -61,9 +60,7 @@ class ResourceTemplate:
         pieces = _pieces(check_name(template, parameter=parameter), parameter)
         self.fields = frozenset(field for _, field, _ in pieces if field)
         self._template = template
-        self._text = "".join(
-            literal.replace("%", "%%") + (f"%({field})s" if field else "") for literal, field, _ in pieces
-        )
+        self._text = "".join(text.replace("%", "%%") + (f"%({field})s" if field else "") for text, field, _ in pieces)
 
     def fill(self, values: Mapping[str, object]) -> LockName:
         """
@@ -99,12 +96,25 @@ class RouteTemplate(ResourceTemplate):
         super().__init__(resource)
         path = f"/{resource.lstrip('/')}" if path is None else path
         self._slashed = path != "/" and path.endswith("/")
-        route = _route(path.removesuffix("/") if self._slashed else path)
-        if missing := self.fields - {field for _, field, _ in route}:
+        route = _pieces(path.removesuffix("/") if self._slashed else path, "path")
+        fields = [field for _, field, _ in route if field]
+        # Each segment has one reading, so the time of a match is linear in the length of a path.
+        crowded = any("/" not in text for text, field, _ in route[1:] if field) or len({*fields}) < len(fields)
+        if not path.startswith("/") or crowded or any(kind for _, _, kind in route[:-1]):
+            msg = (
+                f"path {shown(path)} must begin with '/', have one placeholder in a segment, each of its own name, "
+                "and {file:path} at its end only"
+            )
+            raise ConfigurationError(msg)
+        if missing := self.fields.difference(fields):
             msg = f"resource {shown(resource)} has {{{min(missing)}}}, which path {shown(path)} does not give"
             raise ConfigurationError(msg)
-        self._canonical = "".join(f"{literal}{{{field}}}" if field else literal for literal, field, _ in route)
-        self._pattern = re.compile("".join(_expression(*piece) for piece in route) + "(?:/.*)?", re.DOTALL)
+        self._canonical = "".join(text + (f"{{{field}}}" if field else "") for text, field, _ in route)
+        expression = "".join(
+            re.escape(text) + (f"(?P<{field}>{'.+' if kind else '[^/]+'})" if field else "")
+            for text, field, kind in route
+        )
+        self._pattern = re.compile(f"{expression}(?:/.*)?", re.DOTALL)
 
     def __str__(self) -> str:
         return f"path {shown(self._canonical)}"
@@ -165,51 +175,22 @@ def check_path(path: str, sent: bytes | None, *, slashed: bool) -> None:
         raise RequestRefused(unnamed_resource("the path has bytes that are not UTF-8, which servers read differently"))
 
 
-_Piece = tuple[str, str | None, str]
-"""Text, the placeholder after it, and the kind of that."""
+_PLACEHOLDER = re.compile(r"\{([^\W\d]\w*)(?::(path))?\}")
 
 
-def _pieces(template: str, parameter: str) -> list[_Piece]:
-    try:
-        parsed = list(string.Formatter().parse(template))
-    except ValueError as error:
-        msg = f"{parameter} {shown(template)} is not a template: {error}"
-        raise ConfigurationError(msg) from error
-    for literal, field, kind, conversion in parsed:
-        known = field is None or (field.isidentifier() and kind in {"", "path"} and not conversion)
-        if not known or "{" in literal or "}" in literal:
-            msg = f"{parameter} {shown(template)} may have placeholders like {{seat}} or {{file:path}} only"
-            raise ConfigurationError(msg)
-    return [(literal, field, kind or "") for literal, field, kind, _ in parsed]
-
-
-def _route(path: str) -> list[_Piece]:
-    """Take a path apart, so that each request has one reading, found in time that is linear in its length."""
-    route = _pieces(path, "path")
-    fields = [(field, kind) for _, field, kind in route if field]
-    crowded = any("/" not in literal for (literal, field, _) in route[1:] if field)
-    if (
-        not path.startswith("/")
-        or crowded
-        or len({field for field, _ in fields}) < len(fields)
-        or any(kind for _, _, kind in route[:-1])
-    ):
-        msg = (
-            f"path {shown(path)} must begin with '/', have one placeholder in a segment, each of its own name, "
-            "and {file:path} at its end only"
-        )
+def _pieces(template: str, parameter: str) -> list[tuple[str, str | None, str | None]]:
+    """Take a template apart: text, the placeholder after it, and its kind, which is None or ``path``."""
+    pieces = _PLACEHOLDER.split(template)  # text, and perhaps a placeholder, its kind, text ...
+    texts: list[str] = pieces[::3]
+    if any("{" in text or "}" in text for text in texts):
+        msg = f"{parameter} {shown(template)} may have placeholders like {{seat}} or {{file:path}} only"
         raise ConfigurationError(msg)
-    return route
-
-
-def _expression(literal: str, field: str | None, kind: str) -> str:
-    if field is None:
-        return re.escape(literal)
-    return f"{re.escape(literal)}(?P<{field}>{'.+' if kind == 'path' else '[^/]+'})"
+    taken = list(zip(texts, [*pieces[1::3], None], [*pieces[2::3], None], strict=True))
+    return taken if texts[-1] else taken[:-1]
 
 
 class GuardOptions(TypedDict, total=False):
-    """What every middleware that guards takes besides its guard and *resource*; `FencingMiddleware` has the texts."""
+    """The options of every middleware that guards; `FencingMiddleware` has the texts."""
 
     path: str | None
     methods: Iterable[str]
@@ -219,16 +200,16 @@ class GuardOptions(TypedDict, total=False):
 
 class Checkpoint(Generic[R]):
     """
-    What a server's middleware checks in a request of type *R* before the handler runs.
+    The check of a server's middleware, in a request of type *R*, before the handler runs.
 
     Args:
         guard: None leaves the check to the handler.
 
-        resource: What names the resource of a request: a template, or a callable, which gets the *whole* request.
+        resource: A template of the name, or a callable that gets the *whole* request and returns the name.
 
-        by: From a template to such a callable, by what the server knows of paths.
+        by: Makes such a callable of a template, by what the server knows of paths.
 
-        read: The token of a request.
+        read: Returns the token of a request.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -255,10 +236,17 @@ class Checkpoint(Generic[R]):
             msg = f"path goes with a resource that is a template; a callable gets the whole {whole}"
             raise ConfigurationError(msg)
         self.guard = None if guard is None else check_guard(guard, resource)
-        _check_naming(resource)
+        given_resource: object = resource
+        if resource is not None and not callable(given_resource):
+            msg = f"resource must be a template such as 'seats/{{seat}}' or a callable, got {shown(given_resource)}"
+            raise ConfigurationError(msg)
         self._named = resource
         self._read = read
-        self._methods = _check_methods(methods)
+        given: list[object] = [] if isinstance(methods, str) else [*methods]
+        self._methods = frozenset(method for method in given if isinstance(method, str) and method.isupper())
+        if not given or len(self._methods) < len(set(given)):
+            msg = f"methods must be a list such as ['PUT', 'DELETE'], got {shown(methods)}"
+            raise ConfigurationError(msg)
         self._required = check_flag(required, "required")
         self.stale_status = check_stale_status(stale_status)
 
@@ -346,18 +334,3 @@ def check_guard(guard: object, resource: object) -> Guard:
         msg = "resource is missing: name what the guard protects, such as resource='seats/{seat}'"
         raise ConfigurationError(msg)
     return guard
-
-
-def _check_naming(named: object) -> None:
-    if named is not None and not callable(named):
-        msg = f"resource must be a template such as 'seats/{{seat}}' or a callable, got {shown(named)}"
-        raise ConfigurationError(msg)
-
-
-def _check_methods(methods: Iterable[object]) -> frozenset[str]:
-    given = [] if isinstance(methods, str) else [*methods]
-    found = [method for method in given if isinstance(method, str) and method.isupper()]
-    if not found or len(found) < len(given):
-        msg = f"methods must be a list such as ['PUT', 'DELETE'], got {shown(methods)}"
-        raise ConfigurationError(msg)
-    return frozenset(found)

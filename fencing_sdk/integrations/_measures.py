@@ -1,5 +1,5 @@
 """
-What is measured, once for every library of metrics: an observer that moves instruments as events come.
+The metrics, once for every library of them: an observer that moves instruments as events come.
 
     wait, hold, spare       histograms of seconds
     not acquired by reason, lost by reason, refused by a guard, renewals without an answer or late, jobs by outcome
@@ -17,7 +17,7 @@ begin when it is decorated, because an alert has to find the job that is never c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock, RLock
@@ -76,13 +76,6 @@ COUNTED: dict[str, tuple[str, type[StrEnum]] | None] = {
 """The counters, and the label that some of them have besides `lock` and `recipe`, with its words."""
 
 
-def _from_the_start(recipe: str) -> Iterator[tuple[str, str]]:
-    """Yield each counter that a lock of *recipe* may move, with each of its words."""
-    for what, detail in COUNTED.items():
-        if what != "jobs" or recipe == "job":
-            yield from ((what, word) for word in (detail[1] if detail else ("",)))
-
-
 def lock_labels(lock_label: object) -> LockLabel:
     """
     Return what makes the label of every name: its template, or *lock_label* where it has none. None means ``other``.
@@ -124,7 +117,7 @@ class MetricsObserver(Meter):
         self._make = make
         self._label = lock_labels(lock_label)
         self.made: dict[tuple[str, str], Series] = {}
-        """By the label and the recipe."""
+        """The series that were made, by label and recipe."""
         self._making = RLock()  # a finalizer may come in between, in this very thread, and report, too
         self._last: tuple[str, Series] | None = None
         """The last name and its series: a lease has three events in a row, with one object as its name."""
@@ -142,7 +135,7 @@ class MetricsObserver(Meter):
             series.move_gauges(1, 0)
 
     def acquired(self, name: str, waited: float) -> None:
-        """It came to a lease."""
+        """Note that an acquisition got its lease."""
         series = self._series(name)
         with series.lock:
             series.waiting -= 1
@@ -193,8 +186,11 @@ class MetricsObserver(Meter):
             series = self.made.get(labels)
             if series is None:
                 series = self._make(*labels)
-                for what, word in _from_the_start(recipe := labels[1]):
-                    series.count(what, word, 0)
+                recipe = labels[1]
+                for what, detail in COUNTED.items():
+                    if what != "jobs" or recipe == "job":
+                        for word in detail[1] if detail else ("",):
+                            series.count(what, word, 0)
                 if recipe == "job":
                     series.last_success(0)
                 self.made[labels] = series

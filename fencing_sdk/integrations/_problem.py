@@ -1,5 +1,5 @@
 """
-What both sides say about a refused request: RFC 9457, ``application/problem+json``.
+The answer to a refused request, as both sides write and read it: RFC 9457, ``application/problem+json``.
 
     428   no token, and one is required
     400   a header that is not a token, a path that names no resource, or InvalidNameError
@@ -95,7 +95,7 @@ class Problem:
 
 
 def refusals(stale_status: int) -> dict[int, str]:
-    """What a guarded endpoint may answer, for its documentation."""
+    """Return the answers of a guarded endpoint, for its documentation."""
     return {
         400: "The token is malformed, or the path names no resource",
         stale_status: "The token is stale: a later holder was here. Do not retry",
@@ -118,7 +118,7 @@ def unnamed_resource(detail: str) -> Problem:
     return Problem(400, _NO_RESOURCE, "Not a resource", detail)
 
 
-def problem_of(error: FencingError, *, stale_status: int) -> Problem:
+def problem_of(error: FencingError, *, stale_status: int) -> Problem:  # noqa: PLR0911  (a return for each kind)
     """The answer to one of `MAPPED`."""
     match error:
         case RequestRefused(problem=problem):
@@ -130,31 +130,21 @@ def problem_of(error: FencingError, *, stale_status: int) -> Problem:
             )
         case InvalidNameError():  # its message may contain the name of a lock, or the namespace
             return unnamed_resource("the request makes no valid name: empty, too long, or with control characters")
+        case DrainingError():
+            text = "this process is about to end and begins nothing that needs a lock; another one may answer"
+            return Problem(503, _DRAINING, "Draining", text, retry_after=1)
         case AcquireError():
-            return _not_acquired(error)
-        case BackendError():
-            return _without_store(error)
+            left = error.retry_after if isinstance(error, LockHeldError) else None
+            seconds = 1 if left is None else math.ceil(min(max(left, 1), 3600))  # whole ones; 0 would ask for a storm
+            text = "another holder has the lock that this request needs"
+            return Problem(423, _LOCKED, "Locked", text, retry_after=seconds)
+        case BackendError():  # logged, which a framework does for a 500 alone, and answered without its details
+            outage = isinstance(error, BackendUnavailableError)
+            logger.log(logging.WARNING if outage else logging.ERROR, "a request is answered with 503: %s", error)
+            text = "a store of locks or fences that this request needs cannot be used; what it did may be incomplete"
+            return Problem(503, _NO_STORE, "Lock store unavailable", text, retry_after=_OUTAGE if outage else None)
     text = "the lease that this request worked under is over; what it did may be incomplete"
     return Problem(503, _LOST, "Lease lost", text, retry_after=1)
-
-
-def _not_acquired(error: AcquireError) -> Problem:
-    if isinstance(error, DrainingError):
-        text = "this process is about to end and begins nothing that needs a lock; another one may answer"
-        return Problem(503, _DRAINING, "Draining", text, retry_after=1)
-    text, left = "another holder has the lock that this request needs", None
-    if isinstance(error, LockHeldError):
-        left = error.retry_after
-    seconds = 1 if left is None else math.ceil(min(max(left, 1), 3600))  # whole ones, and 0 would ask for a storm
-    return Problem(423, _LOCKED, "Locked", text, retry_after=seconds)
-
-
-def _without_store(error: BackendError) -> Problem:
-    """Log *error*, which a framework does for a 500 alone, and answer without its details about the store."""
-    outage = isinstance(error, BackendUnavailableError)
-    logger.log(logging.WARNING if outage else logging.ERROR, "a request is answered with 503: %s", error)
-    text = "a store of locks or fences that this request needs cannot be used; what it did may be incomplete"
-    return Problem(503, _NO_STORE, "Lock store unavailable", text, retry_after=_OUTAGE if outage else None)
 
 
 def check_stale_status(status: object) -> int:

@@ -20,7 +20,6 @@ from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, RouteTemplate, check_path, presented
-from fencing_sdk.integrations._outgoing import Outgoing
 from fencing_sdk.integrations._problem import (
     BODY_LIMIT,
     MAPPED,
@@ -31,6 +30,7 @@ from fencing_sdk.integrations._problem import (
     raise_if_stale,
 )
 from fencing_sdk.integrations.asgi import lifespan
+from fencing_sdk.integrations.clients import Outgoing
 
 __all__ = ["cleanup_ctx", "fencing_middleware", "guard_middleware", "raise_for_stale", "request_token"]
 
@@ -46,7 +46,7 @@ def fencing_middleware(
     Make a middleware that sends the token of the current lease to *origins*, and to no other server.
 
     It runs for every request and every hop of a redirect. *origins*, *name* and *required*, and what happens to a
-    header that you set yourself, are those of `fencing_sdk.integrations.httpx.fencing_hook`. ``middlewares=`` of a
+    header that you set yourself, are those of `fencing_sdk.integrations.clients.fencing_hook`. ``middlewares=`` of a
     single request *replaces* those of the session: name this one there, too. With *raise_stale*, the refusal of a
     guarded service is raised as `StaleTokenError`. It is not a ClientError, so what retries those does not retry it.
 
@@ -168,19 +168,14 @@ class _Routes:
     def __call__(self, request: web.Request) -> str | None:
         match = request.match_info
         resource = match.route.resource
-        if resource not in self._covered and not self._is_new(request):
+        if resource not in self._covered and request.app not in self._seen:
+            self._look(request.app)
+        if resource not in self._covered:
             return None
         assert resource is not None  # what is covered is a route of the application
         target = request.raw_path.encode("utf-8", "surrogateescape")
         check_path(request.path, target, slashed=resource.canonical.endswith("/"))
         return self._template.fill(match)
-
-    def _is_new(self, request: web.Request) -> bool:
-        """Return whether the route turns out to be ours, in an application that was not seen before."""
-        if request.app in self._seen:
-            return False
-        self._look(request.app)
-        return request.match_info.route.resource in self._covered
 
     def _look(self, app: web.Application) -> None:
         resources = {route.resource for route in app.router.routes()}

@@ -166,7 +166,12 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
 
     async def answer(request: Request | WebSocket, error: Exception) -> Response:
         assert isinstance(error, FencingError)
-        if not _may_be_answered(request.scope) or not blames(error, request, _presented):
+        scope = request.scope
+        if scope["type"] == "websocket":
+            may_answer = _ANSWERED not in scope and "websocket.http.response" in scope.get("extensions", {})
+        else:
+            may_answer = True  # Starlette notes by itself when the response has begun
+        if not may_answer or not blames(error, request, _presented):
             raise error
         problem = problem_of(error, stale_status=stale_status)
         return Response(problem.body, problem.status, problem.headers)
@@ -194,13 +199,6 @@ class _NoteAnswers:
 _ANSWERED = "fencing_sdk.answered"
 
 
-def _may_be_answered(scope: Scope) -> bool:
-    """Return whether Starlette may send a response: it notes by itself when that of a request has begun."""
-    if scope["type"] != "websocket":
-        return True
-    return _ANSWERED not in scope and "websocket.http.response" in scope.get("extensions", {})
-
-
 def _naming(name: object, parameter: str) -> Callable[..., object]:
     if callable(name):
         return name
@@ -224,24 +222,18 @@ def _presented(request: HTTPConnection) -> Token | None:
 def _show_in_openapi(app: FastAPI, stale_status: int) -> None:
     """Add our answers to every operation that takes the header: dependencies cannot declare them."""
     plain = app.openapi
+    kinds = {"type": "string", "title": "string", "status": "integer", "detail": "string"}
+    members = {name: {"type": kind} for name, kind in kinds.items()}
+    content = {MEDIA_TYPE: {"schema": {"type": "object", "properties": members}}}
 
     def openapi() -> dict[str, Any]:
         schema = plain()
         for path in schema.get("paths", {}).values():
             for operation in path.values():
-                if isinstance(operation, dict) and _takes_a_token(operation):
+                parameters = operation.get("parameters", ()) if isinstance(operation, dict) else ()
+                if any((one.get("in"), one.get("name")) == ("header", HEADER) for one in parameters):
                     for status, text in refusals(stale_status).items():
-                        operation["responses"].setdefault(str(status), _shown(text))
+                        operation["responses"].setdefault(str(status), {"description": text, "content": content})
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
-
-
-def _takes_a_token(operation: dict[str, Any]) -> bool:
-    return any((one.get("in"), one.get("name")) == ("header", HEADER) for one in operation.get("parameters", ()))
-
-
-def _shown(description: str) -> dict[str, object]:
-    members = {"type": {"type": "string"}, "title": {"type": "string"}, "status": {"type": "integer"}}
-    schema = {"type": "object", "properties": {**members, "detail": {"type": "string"}}}
-    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}

@@ -42,7 +42,11 @@ class LogEvents:
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
-        self._logger = _check_logger(logging.getLogger("fencing_sdk.events") if logger is None else logger)
+        given: object = logging.getLogger("fencing_sdk.events") if logger is None else logger
+        if not isinstance(given, logging.Logger):
+            msg = f"logger must be a logging.Logger such as logging.getLogger('locks'), not {shown(given)}"
+            raise ConfigurationError(msg)
+        self._logger = given
 
     def __call__(self, event: Event) -> None:
         """Log *event*; this is what makes it an observer."""
@@ -52,10 +56,3 @@ class LogEvents:
         if self._logger.isEnabledFor(level):
             extra = {f"fencing_{name}": value for name, value in event.as_dict().items()}
             self._logger.log(level, "%s %s", event.kind, shown(event.name), extra=extra)
-
-
-def _check_logger(logger: object) -> logging.Logger:
-    if not isinstance(logger, logging.Logger):
-        msg = f"logger must be a logging.Logger such as logging.getLogger('locks'), not {shown(logger)}"
-        raise ConfigurationError(msg)
-    return logger

@@ -83,7 +83,10 @@ class OpenTelemetrySpans:
                 acquiring.end()
                 self._begin("hold", event, holder, caller, {"fencing.token": event.token, "fencing.mode": event.mode})
             case NotAcquired(holder=holder) if found := self._spans.pop(holder, None):
-                self._not_acquired(found[0], event.reason)
+                found[0].set_attribute("fencing.not_acquired.reason", str(event.reason))
+                if event.reason not in _NO_ERROR:
+                    found[0].set_status(Status(StatusCode.ERROR, event.reason))
+                found[0].end()
             case Released(holder=holder) if found := self._spans.pop(holder, None):
                 found[0].set_attribute("fencing.release.confirmed", event.confirmed)
                 found[0].end()
@@ -95,12 +98,6 @@ class OpenTelemetrySpans:
         lock, recipe = str(event.name), recipe_of(event.name)
         attributes = {"fencing.lock.name": lock, "fencing.recipe": recipe, "fencing.holder": holder, **more}
         self._spans[holder] = self._tracer.start_span(name, caller, attributes=attributes), caller
-
-    def _not_acquired(self, span: Span, reason: NotAcquiredReason) -> None:
-        span.set_attribute("fencing.not_acquired.reason", str(reason))
-        if reason not in _NO_ERROR:
-            span.set_status(Status(StatusCode.ERROR, reason))
-        span.end()
 
     def _mark(self, event: Event) -> None:
         """Add *event* to the span of its acquisition. A token of another client has none here."""

@@ -22,7 +22,7 @@ __all__ = ["PrometheusMetrics"]
 
 _LABELS = ["lock", "recipe"]
 _Mode = Literal["livesum", "max"]
-"""What is shown of several processes: the sum over those that live, or the largest number, also of those that ended."""
+"""How the numbers of several processes become one: the sum over those that live, or the largest of all."""
 
 
 class PrometheusMetrics(MetricsObserver):
@@ -46,9 +46,12 @@ class PrometheusMetrics(MetricsObserver):
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY, lock_label: LockLabel | None = None) -> None:
         super().__init__(self._of, lock_label)
-        checked = _check_registry(registry)
+        given: object = registry
+        if not isinstance(given, CollectorRegistry):
+            msg = f"registry must be a CollectorRegistry of prometheus_client, got {shown(given)}"
+            raise ConfigurationError(msg)
         try:
-            self._register(checked)
+            self._register(registry)
         except ValueError as error:
             msg = "registry has these metrics already; make one PrometheusMetrics and give it to every client"
             raise ConfigurationError(msg) from error
@@ -85,13 +88,6 @@ class PrometheusMetrics(MetricsObserver):
             held.set_function(lambda: series.held)
             waiting.set_function(lambda: series.waiting)
         return series
-
-
-def _check_registry(registry: object) -> CollectorRegistry:
-    if not isinstance(registry, CollectorRegistry):
-        msg = f"registry must be a CollectorRegistry of prometheus_client, got {shown(registry)}"
-        raise ConfigurationError(msg)
-    return registry
 
 
 def _gauge(registry: CollectorRegistry, what: str, unit: str = "", mode: _Mode = "livesum") -> Gauge:

@@ -150,7 +150,7 @@ def problem_response(error: FencingError, *, stale_status: int = 409) -> WsgiApp
 
 class BlockingCheckpoint(Checkpoint[R]):
     """
-    What a middleware checks in a request of type *R*, in the thread that serves it.
+    The check of a middleware in a request of type *R*, in the thread that serves it.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -168,7 +168,11 @@ class BlockingCheckpoint(Checkpoint[R]):
         **options: Unpack[GuardOptions],
     ) -> None:
         super().__init__(guard, resource, lambda route: route.by(target_of), read, **options)
-        self._locks = _check_locks(locks, guard)
+        given: object = locks
+        if not isinstance(given, LockClient) and not (given is None and guard is None):
+            msg = f"locks must be a client of fencing_sdk.sync, whose thread asks the guard, not {shown(given)}"
+            raise ConfigurationError(msg)
+        self._locks = locks
 
     def admit(self, request: R, method: str) -> None:
         """
@@ -180,13 +184,6 @@ class BlockingCheckpoint(Checkpoint[R]):
         question = self.question(request, method)
         if question is not None and self.guard is not None and self._locks is not None:
             self._locks.run(self.guard.raise_to, *question)
-
-
-def _check_locks(locks: object, guard: Guard | None) -> LockClient | None:
-    if isinstance(locks, LockClient) or (locks is None and guard is None):
-        return locks
-    msg = f"locks must be a client of fencing_sdk.sync, whose thread asks the guard, not {shown(locks)}"
-    raise ConfigurationError(msg)
 
 
 def token_of(variables: Mapping[str, Any]) -> Token | None:

@@ -22,10 +22,8 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations.aiohttp import fencing_middleware, guard_middleware, raise_for_stale
-from fencing_sdk.integrations.httpx import fencing_hook
-from fencing_sdk.integrations.httpx import raise_for_stale as raise_for_stale_httpx
-from fencing_sdk.integrations.requests import FencingAdapter
-from fencing_sdk.integrations.requests import raise_for_stale as raise_for_stale_requests
+from fencing_sdk.integrations.clients import FencingAdapter, fencing_hook
+from fencing_sdk.integrations.clients import raise_for_stale as raise_if_refused
 
 HTTPX = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
 
@@ -102,7 +100,7 @@ class HttpxAsyncClient:
         hooks = {"request": [fencing_hook(**options)]}
         async with self.module.AsyncClient(event_hooks=hooks, **PLAIN) as client:
             response = await client.put(url, headers=headers, content=b"body")
-        raise_for_stale_httpx(response)
+        raise_if_refused(response)
         return response.status_code
 
 
@@ -112,7 +110,7 @@ class HttpxClient(HttpxAsyncClient):
             hooks = {"request": [fencing_hook(**options)]}
             with self.module.Client(event_hooks=hooks, **PLAIN) as client:
                 response = client.put(url, headers=headers, content=b"body")
-            raise_for_stale_httpx(response)
+            raise_if_refused(response)
             return response.status_code
 
         return await asyncio.to_thread(send)
@@ -127,7 +125,7 @@ class RequestsClient:
                 session.trust_env = False
                 session.mount("http://", FencingAdapter(**options))
                 response = session.put(url, headers=headers, data=b"body")
-            raise_for_stale_requests(response)
+            raise_if_refused(response)
             return response.status_code
 
         return await asyncio.to_thread(send)

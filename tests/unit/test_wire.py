@@ -23,7 +23,7 @@ from fencing_sdk._values.token import (
     token_metadata,
 )
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.integrations._outgoing import Origin
+from fencing_sdk.integrations.clients import Origin
 
 pure = settings(deadline=None, max_examples=300)
 values = st.integers(0, TOKEN_LIMIT - 1)
