@@ -19,7 +19,7 @@ from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
 import fencing_sdk
-from fencing_sdk import _client, _client_sharing, recipes
+from fencing_sdk import _client, recipes
 
 project = "fencing_sdk"
 version = release = fencing_sdk.__version__
@@ -44,8 +44,8 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True  # "DEFAULT_BACKOFF", and not the repr of an object
 python_maximum_signature_line_length = 88
 
-for module in (_client, _client_sharing):  # they import recipes for a type checker alone; here an annotation is a class
-    vars(module).update({name: getattr(recipes, name) for name in recipes.__all__})
+# The client imports recipes for a type checker alone; here an annotation is a class.
+vars(_client).update({name: getattr(recipes, name) for name in recipes.__all__})
 
 OUT_OF_THIS_FOLDER = (
     (re.compile(r"\]\((\.\./)*CHANGELOG\.md"), "](/changelog.md"),

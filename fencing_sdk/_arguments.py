@@ -20,6 +20,9 @@ from fencing_sdk._values.timing import Seconds
 from fencing_sdk.abc import Backend, Guard, SupportsShares
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
+_REASON_LIMIT = 200
+"""Characters of an operator's reason."""
+
 Fence = Guard | tuple[Guard, str]
 """A guard whose resource is named like the lock, or a guard and the name of its resource."""
 
@@ -137,6 +140,22 @@ def _check_fence(fence: object) -> tuple[Guard, str | None]:
         msg = f"fences must hold guards or (guard, resource) pairs, not {shown(guard)}"
         raise ConfigurationError(msg)
     return guard, None if resource is None else check_name(resource, parameter="resource")
+
+
+def check_guards(guards: object) -> Sequence[Guard]:
+    """Return the guards that a diagnosis examines."""
+    if not isinstance(guards, Sequence) or not all(isinstance(guard, Guard) for guard in guards):
+        msg = f"guards must be a list of guards, not {shown(guards)}"
+        raise ConfigurationError(msg)
+    return guards
+
+
+def check_reason(reason: object) -> str:
+    """Return *reason* if an operator may give it to a holder."""
+    if not isinstance(reason, str) or not reason.strip() or len(reason) > _REASON_LIMIT or not reason.isprintable():
+        msg = f"reason must be a text of 1 to {_REASON_LIMIT} printable characters for the holder, not {shown(reason)}"
+        raise ConfigurationError(msg)
+    return reason
 
 
 _PATCHED = ("threading", "thread", "select", "socket")

@@ -9,10 +9,14 @@ different tasks (fixtures, application lifespans), and the errors of its body le
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast
+from weakref import WeakSet
 
 from fencing_sdk._arguments import (
     ElectionOptions,
@@ -21,34 +25,54 @@ from fencing_sdk._arguments import (
     check_backend,
     check_backoff,
     check_fences,
+    check_guards,
     check_label,
+    check_reason,
+    check_shares,
     check_threads_are_real,
 )
-from fencing_sdk._client_operating import OperatingClient
-from fencing_sdk._client_sharing import SharingClient
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
+from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._lock import Lock
+from fencing_sdk._lock import Lock, in_mode
 from fencing_sdk._name_template import template_for_tasks
-from fencing_sdk._values.claim import Holder, check_name, check_namespace, in_namespace, name_for
+from fencing_sdk._values.claim import (
+    READER,
+    WRITER,
+    Holder,
+    Waiting,
+    check_name,
+    check_namespace,
+    in_namespace,
+    name_for,
+)
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import Observer, Observers
-from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, Timing, patience, seconds
-from fencing_sdk.abc import Backend
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk._values.reports import Status
+from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, Timing, check_ttl, patience, seconds
+from fencing_sdk._values.token import check_token
+from fencing_sdk.abc import Backend, Guard, SupportsListing, SupportsRevoking, SupportsShares
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
 
 if TYPE_CHECKING:
-    from fencing_sdk.recipes.election import Election
+    from fencing_sdk.diagnosis import Diagnosis
+    from fencing_sdk.recipes.election import Election, ElectionState
     from fencing_sdk.recipes.jobs import AtLeastOn, Job, JobFunction
     from fencing_sdk.recipes.multilock import MultiLock
+    from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
+
+PAGE = 200
+"""Holders in one page of a listing."""
+_OVER = 5.0
+_LONGEST_DIAGNOSIS = 3600.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockClient(SharingClient, OperatingClient, Uncopied):
+class LockClient(Uncopied):
     """
     Makes locks on one backend and renews all their leases with one heartbeat.
 
@@ -96,6 +120,14 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         self._open_wait = None if open_wait is None else seconds(open_wait, "open_wait")
         self._label = check_label(label)
         self._engine: Engine | None = None
+        self._elections: WeakSet[ElectionState] = WeakSet()
+        """The elections in which this process is a candidate."""
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            msg = "this client is not open; enter it first: async with locks"
+            raise UsageError(msg)
+        return self._engine
 
     def __repr__(self) -> str:
         held = 0 if self._engine is None else len(self._engine)
@@ -410,6 +442,46 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
         """
         return job_of(self, name, at_least_for, at_least_on, options).decorate
 
+    def semaphore(self, name: str, *, permits: int, **options: Unpack[LockOptions]) -> Semaphore:
+        """
+        Describe so many permits of *name*, of which each task holds one; nothing is sent until it is entered.
+
+        Args:
+            name: What is shared, such as ``"gpu-pool"``. Use it for this semaphore alone.
+
+            permits: How many may be held at the same time: 1 to 1,000.
+
+            **options: As for `lock`. ``fences`` are raised for ``name/permit``, a resource for each permit.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the backend has no permits.
+        """
+        from fencing_sdk.recipes.shares import Semaphore, check_permits
+
+        check_shares(self._backend, "semaphores")
+        return in_mode(self.lock(name, **options), check_permits(name, permits), Semaphore, "semaphore")
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> ReadWriteLock:
+        """
+        Describe two locks on *name*: one that many readers hold together, and one that a writer holds alone.
+
+        Args:
+            name: What is protected, such as ``"catalog"``. Use it for this lock alone.
+
+            **options: As for `lock`, for both. Readers may ask for different ttls.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the backend has no readers.
+        """
+        from fencing_sdk.recipes.shares import ReadWriteLock
+
+        check_shares(self._backend, "read/write locks")
+        lock = self.lock(name, **options)
+        reader, writer = in_mode(lock, READER, Lock, "reader"), in_mode(lock, WRITER, Lock, "writer")
+        return ReadWriteLock(self._namespace, reader, writer)
+
     async def inspect(self, name: str) -> Holder | None:
         """
         Return the holder of *name*, or None when it is free. An answer may be outdated when it arrives.
@@ -419,6 +491,169 @@ class LockClient(SharingClient, OperatingClient, Uncopied):
             UsageError: the client is not open.
         """
         return await self._opened().inspect(in_namespace(self._namespace, check_name(name)))
+
+    def status(self) -> Status:
+        """
+        Return the state of this client, for health endpoints. It does not ask the store.
+
+        Do not use leadership as readiness: only one ready process leads.
+        """
+        if self._engine is None:
+            return Status(open=False)
+        return self._engine.status(sorted(election.name for election in tuple(self._elections) if election.leading))
+
+    async def all_holders(self, pattern: str = "*") -> AsyncIterator[Holder]:
+        """
+        Yield the holders of all locks of this store and namespace whose names match, page by page, in any order.
+
+        A lock that is held all the time appears at least once. One that changes hands meanwhile may appear twice, or
+        not at all. Readers of one name, and holders of its permits, appear one by one.
+
+        Args:
+            pattern: A shell pattern, such as ``report/*`` or ``seats/4?``. The store searches for
+                the text before its first ``*``, ``?`` or ``[``.
+
+        Raises:
+            ConfigurationError: *pattern* cannot match any name.
+            UnsupportedError: the store cannot list.
+            BackendError: it did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        if not isinstance(backend, SupportsListing):
+            raise _unsupported(backend, "list what is held")
+        namespace = f"{self._namespace}:" if self._namespace else ""
+        check_name(pattern, parameter="pattern")
+        prefix = namespace + re.split(r"[*?[]", pattern, maxsplit=1)[0]
+        cursor: str | None = None
+        while True:
+            page = await engine.ask("list", lambda: backend.list_holders(prefix, cursor, PAGE))
+            for holder in page.holders:
+                if fnmatchcase(name := holder.name.removeprefix(namespace), pattern):
+                    yield replace(holder, name=name)
+            if (cursor := page.cursor) is None:
+                return
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """
+        Return all holders of *name*: several if they share it as readers or permits, empty if it is free.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            BackendError: the store did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        engine, store_name = self._opened(), in_namespace(self._namespace, check_name(name))
+        if isinstance(self._backend, SupportsShares):
+            found = await engine.holders(store_name)
+        else:
+            found = [] if (only := await engine.inspect(store_name)) is None else [only]
+        return [replace(holder, name=name) for holder in found]
+
+    async def waiters(self, name: str) -> Sequence[Waiting]:
+        """
+        Return the waiters for *name*, in the order of the line. An answer may be outdated when it arrives.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            UnsupportedError: the store cannot list.
+            BackendError: it did not answer, or refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        store_name = in_namespace(self._namespace, check_name(name))
+        if not isinstance(backend, SupportsListing):
+            raise _unsupported(backend, "list who waits")
+        return await engine.ask("list", lambda: backend.list_waiters(store_name))
+
+    async def revoke(self, name: str, *, token: int, reason: str) -> bool:
+        """
+        Take *name* away from the holder that has this *token*, and pass the *reason* on to it.
+
+        The holder's work is cancelled with `LossReason.REVOKED`: at once where the store pushes, else at the next
+        renewal.
+        Guards refuse a process that does not hear of it as soon as the next holder has written, because the next token
+        is higher. A later holder is never hit: its token differs.
+
+        Args:
+            name: The lock's name.
+
+            token: The token of the grant, from `inspect` or `all_holders`. All readers who share it lose the
+                lock.
+
+            reason: What the holder finds in the ``detail`` of `LeaseLostError` and in the event `Lost`: up to 200
+                printable characters. Not a place for secrets.
+
+        Returns:
+            True if the grant was taken away. False if no grant has this token: it was released, has expired, has gone
+            to another holder, or never existed.
+
+        Raises:
+            InvalidNameError: *name* names no lock.
+            ConfigurationError: *token* or *reason* cannot work.
+            UnsupportedError: the store cannot take a grant away.
+            BackendUnavailableError: it did not answer; the grant may be over. Look, then try again with the same token.
+            BackendRefusedError: it refused.
+            UsageError: the client is not open.
+        """
+        backend, engine = self._backend, self._opened()
+        store_name = in_namespace(self._namespace, check_name(name))
+        number, text = int(check_token(token)), check_reason(reason)
+        if not isinstance(backend, SupportsRevoking):
+            raise _unsupported(backend, "take a grant away")
+        return await engine.ask("revoke", lambda: backend.revoke(store_name, number, text))
+
+    async def diagnose(
+        self,
+        *,
+        over: Seconds = _OVER,
+        ttl: Seconds = DEFAULT_TTL,
+        other: LockClient | None = None,
+        guards: Sequence[Guard] = (),
+    ) -> Diagnosis:
+        """
+        Check whether this process and its store keep the promises: ``fencing doctor`` as a function.
+
+        It takes, hands on and releases a scratch lock, and renews it ten times a second. It reports no event. The store
+        may be down, slow or read-only: that is a finding. The client need not be open; close one that was not
+        afterwards.
+
+        Args:
+            over: Seconds for which pauses and renewals are measured, at most an hour. The store's settings and the
+                self-test take a second or so more, and at most a minute if the store does not answer.
+
+            ttl: Seconds of the locks in use, by which the measurements are judged.
+
+            other: A second client of the same store, to which the self-test hands the lock on. Without it, two owners
+                on one connection do.
+
+            guards: Guards that the self-test examines, with tokens of its own. It raises one fence in each, that of a
+                scratch resource, and none that protects data, as ``fences`` of a lock do.
+
+        Returns:
+            The findings, the worst first, and the timing of a lock that fits what was measured.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+        """
+        from fencing_sdk.diagnosis import examine
+
+        second: object = self if other is None else other
+        if not isinstance(second, LockClient):
+            msg = f"other must be a second client of the same store, not {shown(other)}"
+            raise ConfigurationError(msg)
+        return await examine(
+            self._backend,
+            other=None if other is None else second._backend,  # noqa: SLF001  (of the same class)
+            guards=check_guards(guards),
+            namespace=self._namespace,
+            over=seconds(over, "over", high=_LONGEST_DIAGNOSIS),
+            ttl=check_ttl(ttl),
+        )
+
+
+def _unsupported(backend: Backend, what: str) -> UnsupportedError:
+    return UnsupportedError(f"{backend_name(backend)} cannot {what}: its store has no call for that")
 
 
 async def enter(client: LockClient, *, lazily: bool) -> None:
@@ -451,3 +686,19 @@ def on_clock(client: LockClient, clock: Clock) -> LockClient:
     """Have *client* measure its leases by *clock*, without the thread that looks for stalls. For simulations alone."""
     client._clock, client._watch_stalls = clock, False  # noqa: SLF001  (no option: users have one clock)
     return client
+
+
+async def reach(client: LockClient) -> None:
+    """
+    Ask the store of *client*, which was entered lazily, as ``async with`` does. For this package alone.
+
+    Raises:
+        BackendError, UsageError: as `BackendOpening.wait`.
+    """
+    if client._open_wait is not None:  # noqa: SLF001
+        await client._opened().opening.wait()  # noqa: SLF001
+
+
+def draining_of(client: LockClient) -> Draining:
+    """Return the drain of *client*, which is open. For this package alone."""
+    return client._opened().draining  # noqa: SLF001  (the one door to it)

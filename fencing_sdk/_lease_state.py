@@ -15,7 +15,7 @@ When is a lease lost? Each of these can end it, and none of them needs the other
 * the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
 * a notice pushed by the store: the engine calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
-* the lock of another library beside it (`Companion`) is lost (`TAKEN_OVER`), or is not renewed in time (`EXPIRED`);
+* the lock of another library beside it (`OldHold`) is lost (`TAKEN_OVER`), or is not renewed in time (`EXPIRED`);
 * a fork of the process: in the child every lease is over (`CLOSED`).
 
 A late answer never revives a lease. `extend` compares the *old* deadline with the clock before it moves it.
@@ -116,7 +116,7 @@ class LeaseState:
         self.deadline = min(deadline, self.hold_until)
         """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
         self.companion: Any = None
-        """The `Companion` that is held beside the lease, and released before it."""
+        """The lock of another library beside the lease, an `OldHold`, which is released before it."""
         self.covered_until = math.inf
         """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
@@ -389,7 +389,7 @@ class LeaseState:
 
 
 def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
-    """Why a lease is lost whose renewal or first release was answered so, and what an operator wrote."""
+    """Map a store's refusal to the reason of the loss and the operator's note."""
     if isinstance(refusal, Revoked):
         return LossReason.REVOKED, refusal.reason
     return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""

@@ -9,20 +9,24 @@ through the same object.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, TypeVar
 
 from fencing_sdk._engine.acquisition import Terms
-from fencing_sdk._engine.deadlock import doubt_about, hold_in_doubt
 from fencing_sdk._engine.engine import Engine, Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._lease import AnyLease, Lease, held_here, waiting_thread
-from fencing_sdk._values.claim import Mode, name_for
+from fencing_sdk._lease import AnyLease, Lease, WaitingThread, held_here, state_of, waiting_thread
+from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._values.claim import LOCK, Mode, Permit, name_for
 from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
+
+_IN_COROUTINES = "in coroutines use the client of fencing_sdk.connect(): async with"
 
 L = TypeVar("L", bound="Lock")
 
@@ -109,8 +113,8 @@ class Lock(Uncopied):
     def _acquire(self, terms: Terms) -> Coroutine[Any, Any, Lease]:
         """Return the coroutine that waits for the lease, not awaited: each one in between would cost a resumption."""
         engine = self._engine()
-        if (held_here() or waiting_thread() is not None) and (doubt := doubt_about(terms, engine)) is not None:
-            return hold_in_doubt(doubt, terms, engine.hold(terms, self._fences))
+        if (held_here() or waiting_thread() is not None) and (doubt := _doubt_about(terms, engine)) is not None:
+            return _hold_in_doubt(doubt, terms, engine.hold(terms, self._fences))
         return engine.hold(terms, self._fences)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
@@ -179,6 +183,101 @@ class Lock(Uncopied):
 
         for scope in self._scopes:
             scope.task.add_done_callback(partial(on_end, scope))
+
+
+# A task or a thread that waits for itself. The heartbeat renews every lease, so such a wait has no end.
+#
+#     it holds the lock itself            refused
+#     its parent holds the lock (tasks)   a warning after one ttl: it may wait for its turn while its parent works on
+#     it runs an event loop (threads)     a warning after one ttl: the holder may be a task of that loop
+
+Doubt = Callable[[asyncio.Task[object]], str]
+"""Returns why the task that waits may wait for ever. Empty when the reason has gone."""
+
+
+def _doubt_about(terms: Terms, engine: Engine) -> Doubt | None:
+    """
+    Return what makes this wait suspicious, or None.
+
+    Raises:
+        UsageError: this task holds the lock itself, or the thread that waits for it does.
+    """
+    thread = waiting_thread()
+    if thread is not None and not (thread.inside or thread.runs_a_loop or held_here()):
+        return None  # as for nearly every thread
+    if terms.wait == 0 or (isinstance(terms.mode, Permit) and terms.wait is not None):
+        return None  # the wait ends; another permit may be free by then
+    if thread is not None:
+        for lease in tuple(thread.inside):
+            if _is_on(lease, terms, engine):
+                raise _already_held(terms, lease, thread)
+    for lease in map(state_of, held_here()):
+        if lease.task is not None and _is_on(lease, terms, engine):
+            if lease.task is asyncio.current_task():
+                raise _already_held(terms, lease, None)
+            return partial(_child_of, lease, terms)
+    return None if thread is None or not thread.runs_a_loop else partial(_stops_a_loop, thread, terms)
+
+
+def _is_on(lease: LeaseState, terms: Terms, engine: Engine) -> bool:
+    return lease.claim.name == terms.store_name and lease.keeper is engine and lease.held
+
+
+def _already_held(terms: Terms, lease: LeaseState, thread: WaitingThread | None) -> UsageError:
+    """Return the error for a *thread*, or for this task, that waits for what it holds by *lease*."""
+    name, held, wanted = shown(terms.name), lease.claim.mode, terms.mode
+    caller = "task" if thread is None else "thread"
+    if thread is not None and thread.runs_a_loop:
+        return UsageError(
+            f"this thread is inside a block of {name}, and would wait for it while its event loop stands still; "
+            f"{_IN_COROUTINES}"
+        )
+    if isinstance(wanted, Permit) and isinstance(held, Permit):
+        return UsageError(
+            f"this {caller} holds a permit of {name} already, and would wait for another one for ever: {caller}s "
+            "that each hold one and wait for one more wait for each other; pass wait="
+        )
+    if wanted == LOCK == held:
+        hint = "" if thread is None else "; in a test, let another client or a plain handle hold it"
+        return UsageError(f"this {caller} holds lock {name} already; locks are not reentrant{hint}")
+    return UsageError(
+        f"this {caller} holds {name} as a {held.word} already and would wait for itself as a {wanted.word}; "
+        f"leave the {held.word} first, and look again at what was read when the {wanted.word} is held"
+    )
+
+
+async def _hold_in_doubt(doubt: Doubt, terms: Terms, holding: Awaitable[Lease]) -> Lease:
+    """Await the lease. After one ttl, log what makes the wait suspicious."""
+    task = asyncio.current_task()
+    assert task is not None  # an acquisition runs in a task
+    timer = task.get_loop().call_later(terms.timing.ttl, _warn, doubt, task, context=Context())
+    try:
+        return await holding
+    finally:
+        timer.cancel()
+
+
+def _warn(doubt: Doubt, waiter: asyncio.Task[object]) -> None:
+    if reason := doubt(waiter):
+        logger.warning("%s", reason)
+
+
+def _child_of(lease: LeaseState, terms: Terms, waiter: asyncio.Task[object]) -> str:
+    holder = lease.task
+    if not lease.held or holder is None or holder.done():
+        return ""
+    return (
+        f"task {shown(waiter.get_name())} has waited {terms.timing.ttl:.3g} s for lock {shown(terms.name)}, which task "
+        f"{shown(holder.get_name())} holds and under which it was started; "
+        "if that task waits for it, neither goes on: locks are not reentrant"
+    )
+
+
+def _stops_a_loop(thread: WaitingThread, terms: Terms, _: asyncio.Task[object]) -> str:
+    return (
+        f"thread {shown(thread.name)} has waited {terms.timing.ttl:.3g} s for lock {shown(terms.name)} and runs an "
+        f"event loop, which stands still meanwhile; {_IN_COROUTINES}"
+    )
 
 
 # What the rest of this package may do with a lock, and users may not. Only these functions read its private names.

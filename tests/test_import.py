@@ -49,8 +49,6 @@ NOT_NEEDED_YET = [
 EVERY_PROGRAM_NEEDS = {
     "_arguments",
     "_client",
-    "_client_operating",
-    "_client_sharing",
     "_connect",
     "_engine",
     "_lease",

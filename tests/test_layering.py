@@ -13,7 +13,7 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 GROUND = ("errors", "_values", "events", "abc", "_name_template", "_recording")
 STORES = ("_dialing", "_http", "_etcd", "_kahuna", "_mysql", "backends", "guards", "diagnosis")
 HOLDER = ("_lease_state", "_lease", "_engine", "_lock", "_arguments", "recipes")
-HOLDER += ("_client_sharing", "_client_operating", "_client")
+HOLDER += ("_client",)
 FRONT = ("_connect", "sync")
 ORDER = GROUND + STORES + HOLDER + FRONT
 """Rooms, which are folders or modules at the front. A room imports only from rooms before it."""

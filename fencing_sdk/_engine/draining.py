@@ -33,7 +33,7 @@ _GRACE = 5.0
 
 
 class Interruptible(Protocol):
-    """What has not got its lock yet."""
+    """A request for a lock: an `Acquisition`, a `Flight`, or that for an old lock beside ours."""
 
     def interrupt(self) -> None:
         """End the waiting: the client drains."""
@@ -90,7 +90,7 @@ class Draining:
             raise DrainingError(terms.name, 0.0)
 
     def waits_no_more(self, acquisition: Interruptible) -> None:
-        """The acquisition has its lock, or has ended without it."""
+        """Note that *acquisition* has its lock, or has ended without it."""
         del self.waiting[acquisition]
         if self.begun:
             self.look_again()
@@ -178,7 +178,7 @@ class Draining:
         return any(task is not None and not task.done() and task not in refused for task in tasks)
 
     def look_again(self) -> None:
-        """Something that is waited for has ended: an acquisition, a body or a release."""
+        """Wake those who wait for the end of a drain: an acquisition, a body or a release has ended."""
         for one in self.together:
             one.changed.set()
 
@@ -189,16 +189,14 @@ class Draining:
 
     def _goes_on(self) -> bool:
         """Return whether an acquisition, a body or a release has not ended."""
-        return bool(self.waiting or self.releases.returning) or any(
-            self._is_in_use(lease) for lease in self.releases.unreleased.values()
-        )
-
-    def _is_in_use(self, lease: LeaseState) -> bool:
-        if self._is_of_a_caller(lease):
-            return False
-        if lease.task is None:  # a plain handle: its work may go on after a loss
-            return not self._bound_is_over
-        return not lease.task.done()
+        if self.waiting or self.releases.returning:
+            return True
+        for lease in self.releases.unreleased.values():
+            # The work of a plain handle may go on after a loss, which nothing shows.
+            ended = self._bound_is_over if lease.task is None else lease.task.done()
+            if not ended and not self._is_of_a_caller(lease):
+                return True
+        return False
 
     def _is_body(self, leases: tuple[AnyLease, ...]) -> bool:
         """Return whether one of the *leases* that a caller works under is that of a body."""

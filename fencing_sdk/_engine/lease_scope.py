@@ -51,7 +51,7 @@ class ScopeExit(NamedTuple):
     """How a body ended, judged before the lock is released."""
 
     raised: BaseException | None
-    """What is still on its way out, after the scope took its own cancellation back."""
+    """The error that leaves the block, after the scope took its own cancellation back."""
     swallowed: bool
     """True if the scope took back the cancellation that it had caused."""
     outer: bool
@@ -90,14 +90,23 @@ class LeaseScope:
             swallowed = self._scope.__exit__(None if raised is None else type(raised), raised, traceback)
         except RuntimeError:  # another scope is inside this one; it was not touched
             self._scope.give_up()
-            if not self._is_inside_one_of(later):
-                raise self._left_out_of_order() from raised
+            if not any(state_of(lease).task is self.task for lease in later):  # no lock that this task entered later
+                msg = (
+                    f"lock {shown(self.lease.name)} was left while the task was still inside a cancel scope or task "
+                    "group that it entered later; leave the inner one first, or use the plain handle: "
+                    "async with await lock.acquire() as lease"
+                )
+                raise UsageError(msg) from raised
             _left_open.setdefault(self.task, []).append(self._scope)
             swallowed = lost is not None and isinstance(raised, asyncio.CancelledError)
         except BaseException as rest:  # noqa: BLE001  (a group without our cancellation; it leaves below)
             raised, swallowed = rest, False
-        if _left_open:
-            self._close_what_was_left_open()
+        while _left_open and (left_open := _left_open.get(self.task)):
+            try:
+                left_open[-1].__exit__(None, None, None)
+            except RuntimeError:  # it is not the innermost yet
+                break
+            left_open.pop()
         outer = self.task.cancelling() > self._cancelling
         if raised is None and lost is None and not swallowed and not outer:
             return None
@@ -131,26 +140,6 @@ class LeaseScope:
             "generator?); there use the plain handle: async with await lock.acquire() as lease"
         )
 
-    def _close_what_was_left_open(self) -> None:
-        left_open = _left_open.get(self.task)
-        while left_open:
-            try:
-                left_open[-1].__exit__(None, None, None)
-            except RuntimeError:  # it is not the innermost yet
-                return
-            left_open.pop()
-
-    def _is_inside_one_of(self, later: tuple[AnyLease, ...]) -> bool:
-        """Return whether this task is inside a lock that it entered *later* than this one."""
-        return any(state_of(lease).task is self.task for lease in later)
-
-    def _left_out_of_order(self) -> UsageError:
-        return UsageError(
-            f"lock {shown(self.lease.name)} was left while the task was still inside a cancel scope or task group "
-            "that it entered later; leave the inner one first, or use the plain handle: "
-            "async with await lock.acquire() as lease"
-        )
-
     def _let_go(self) -> tuple[AnyLease, ...]:
         """Stop cancelling, and return the leases that this context entered later."""
         self.state.forget_scope()
@@ -169,13 +158,13 @@ _LOOK_AGAIN = 0.01
 
 def paced_scope(pause: float) -> PlainScope:
     """Make a cancel scope that cancels at once, again after *pause* seconds, and then after ever longer pauses."""
-    scope = new_scope(_best_kind())
+    scope = new_scope(_kind_of_scope())
     scope.pause = pause
     return scope
 
 
 @functools.cache
-def _best_kind() -> type[PlainScope]:
+def _kind_of_scope() -> type[PlainScope]:
     """Look once whether anyio has what a `PacedScope` reads."""
     scope = scope_class()()
     return PacedScope if all(hasattr(scope, name) for name in _PRIVATE) else PlainScope

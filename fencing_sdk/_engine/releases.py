@@ -26,7 +26,6 @@ import os
 from collections.abc import Callable, Collection
 from contextvars import Context
 from dataclasses import replace
-from typing import Protocol
 
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
@@ -42,13 +41,6 @@ from fencing_sdk.abc import Backend, SupportsTransfer
 from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError, LossReason, shown
 
 
-class Companion(Protocol):
-    """A lock of another library that is held beside a lease, and released before it."""
-
-    async def release(self) -> None:
-        """Release it, and wait for that for a bounded time. What is left happens in the background."""
-
-
 class Releases:
     """The leases of one client that were not released."""
 
@@ -56,11 +48,11 @@ class Releases:
         self.store_calls = store_calls
         self._heartbeat = heartbeat
         self.unreleased = heartbeat.leases
-        """By owner: those that were not released."""
+        """The leases that were not released, by owner."""
         self.returning: dict[str, LeaseState] = {}
-        """By owner: those that were, and whose end is not reported yet."""
+        """Released leases, by owner, whose `Released` event has not been emitted."""
         self._behind: dict[str, asyncio.Task[Returned]] = {}
-        """By owner: releases that began in the background."""
+        """Releases that began in the background, by owner."""
         self._unconfirmed: list[str] = []
         """The names whose release the store did not confirm while the client was closed."""
         self.on_end: Callable[[], object] | None = None
@@ -80,9 +72,7 @@ class Releases:
         calls = self.store_calls
         if calls.posts is None or lease.claim.mode is not LOCK or lease.unanswered_calls or calls.closing:
             return None
-        if lease.companion is not None:
-            return None
-        if lease.loss_detail and _silent(lease):
+        if lease.companion is not None or (lease.loss_detail and _silent(lease)):
             return None
         return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
 
@@ -92,18 +82,19 @@ class Releases:
 
         A release that was posted is waited for first, and so is that of a companion.
         """
-        limit, companion = _limit(lease), lease.companion
-        if companion is None:
+        limit = _limit(lease)
+
+        async def release_both() -> Returned:
+            await lease.companion.release()
+            return await self.store_calls.release(lease.claim, limit)
+
+        if lease.companion is None:
             returned = self.store_calls.release(lease.claim, limit, flight)
         else:
-            returned = self.store_calls.start(self._send_after(companion, lease.claim, limit))
+            returned = self.store_calls.start(release_both())
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
             self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit, returned)
         return returned
-
-    async def _send_after(self, companion: Companion, claim: Claim, limit: float) -> Returned:
-        await companion.release()
-        return await self.store_calls.release(claim, limit)
 
     async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
         """Release *lease* and wait until that is done, shielded from every cancellation, for a bounded time."""

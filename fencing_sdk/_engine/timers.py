@@ -263,7 +263,7 @@ class StallWatch:
             self._rearmed.set()
 
     def stack_since(self, moment: float) -> str | None:
-        """What was seen on the stack since *moment*, innermost call last."""
+        """Return the stack that was seen since *moment*, innermost call last."""
         seen = self._seen
         return seen[1] if seen is not None and seen[0] >= moment else None
 
@@ -294,17 +294,8 @@ class StallWatch:
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001  (documented, and the only way)
         if frame is None or _of_the_loop(frame.f_code.co_filename):
             return None  # it is not blocked now: the whole process stood still, or the loop has just come back
-        calls: list[traceback.FrameSummary] = []
-        # Nothing in this loop waits: while this thread reads a source line the watched thread would run and leave these
-        # frames, and CPython 3.11 has crashed on a frame of another thread that went on.
-        while frame is not None and len(calls) < _DEPTH:
-            code = frame.f_code
-            if not _of_the_loop(code.co_filename):
-                calls.insert(
-                    0, traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
-                )
-            frame = frame.f_back
-        return "".join(traceback.format_list(calls))
+        calls = [call for call in traceback.walk_stack(frame) if not _of_the_loop(call[0].f_code.co_filename)]
+        return "".join(traceback.format_list(traceback.StackSummary.extract(reversed(calls[:_DEPTH]))))
 
 
 def _of_the_loop(filename: str) -> bool:

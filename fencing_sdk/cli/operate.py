@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from fencing_sdk._arguments import check_reason
 from fencing_sdk._client import LockClient
-from fencing_sdk._client_operating import check_reason, check_token
 from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import read_facts
-from fencing_sdk._values.token import ENV_URL
+from fencing_sdk._values.token import ENV_URL, check_token
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._options import StoreOptions

@@ -149,7 +149,7 @@ class BothLocks(Lock):
 
 
 class OldHold:
-    """The old lock beside one lease, from the first question to its release: `Interruptible`, and a `Companion`."""
+    """The old lock beside one lease, from the first question to its release: the companion of the lease."""
 
     __slots__ = (
         "_asking",
@@ -234,7 +234,7 @@ class OldHold:
         return False
 
     async def release(self) -> None:
-        """See `Companion.release`."""
+        """Release it, and wait for that for a bounded time. What is left happens in the background."""
         if self._state.loop is not asyncio.get_running_loop():  # it is closed, and so are the old client's connections
             logger.warning(_NOT_RELEASED, *self._names)
             return

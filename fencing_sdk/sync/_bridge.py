@@ -24,8 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fencing_sdk._arguments import check_threads_are_real
 from fencing_sdk._client import LockClient as TaskLockClient
-from fencing_sdk._client import drain_of, enter
-from fencing_sdk._client_operating import reach
+from fencing_sdk._client import drain_of, enter, reach
 from fencing_sdk._lease import WaitingThread, run_for
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import loop_here

@@ -16,8 +16,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from fencing_sdk._arguments import ElectionOptions, LockOptions
 from fencing_sdk._client import LockClient as TaskLockClient
-from fencing_sdk._client import job_of
-from fencing_sdk._client_operating import draining_of
+from fencing_sdk._client import draining_of, job_of
 from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values.claim import Holder, Waiting, check_name

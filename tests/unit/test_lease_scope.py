@@ -536,7 +536,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     def forget() -> None:
         tasks._combined.cache_clear()
-        lease_scope._best_kind.cache_clear()
+        lease_scope._kind_of_scope.cache_clear()
 
     yield use
     forget()
@@ -629,4 +629,4 @@ async def test_a_private_name_of_anyio_that_is_gone_costs_the_pace_alone(name, u
 
 
 async def test_the_anyio_that_is_here_has_the_names():
-    assert lease_scope._best_kind() is lease_scope.PacedScope
+    assert lease_scope._kind_of_scope() is lease_scope.PacedScope

@@ -19,7 +19,7 @@ from postgresql_stage import LISTENING, everything_works, nothing_left, refusals
 from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, connect
-from fencing_sdk._client_operating import PAGE
+from fencing_sdk._client import PAGE
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendRefusedError
