@@ -19,8 +19,7 @@ from fencing_sdk._http.requests import (
     request_failed,
 )
 from fencing_sdk._http.tls import TlsContext
-from fencing_sdk._values.options import read_seconds
-from fencing_sdk._values.url import refuse_url, split_url
+from fencing_sdk._values.url import read_seconds, refuse_url, split_url
 
 __all__ = ["NodeClient", "nodes_of_url", "rules_for"]
 

@@ -42,9 +42,8 @@ from fencing_sdk._http.requests import (
 )
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.options import read_seconds
 from fencing_sdk._values.tasks import SharedCall
-from fencing_sdk._values.url import refuse_url, split_url
+from fencing_sdk._values.url import read_seconds, refuse_url, split_url
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 
 __all__ = [

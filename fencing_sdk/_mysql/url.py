@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote
 
 from fencing_sdk._http.tls import TlsContext, tls_context
-from fencing_sdk._values.options import nearest, read_switch
-from fencing_sdk._values.url import HostAddress, decoded, joined, refuse_url, split_url
+from fencing_sdk._values.url import HostAddress, decoded, joined, nearest, read_switch, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError, shown
 
 __all__ = ["SCHEMES", "MysqlUrl", "read_mysql_query", "read_mysql_url"]

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from fencing_sdk._values.drivers import install
-from fencing_sdk._values.options import nearest
-from fencing_sdk._values.url import split_url
+from fencing_sdk._values.url import nearest, split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
 

@@ -15,7 +15,7 @@ from typing import Any
 from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import BootClock, Clock, wall_ticks
 from fencing_sdk._values.loop_owner import OneLoop, Uncopied
-from fencing_sdk._values.options import option_names
+from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import LossNotice, PlaceInLine, WaiterNotice
 from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options

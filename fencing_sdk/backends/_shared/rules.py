@@ -37,8 +37,8 @@ from fencing_sdk._values.claim import (
     holder_of,
 )
 from fencing_sdk._values.clock import TICK
-from fencing_sdk._values.options import read_hybrid
 from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk._values.url import read_hybrid
 from fencing_sdk.errors import BackendRefusedError
 
 LINE_POLL = 1.0

@@ -62,8 +62,8 @@ from fencing_sdk._etcd import (
 from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import move_on_after, retrieve
+from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation

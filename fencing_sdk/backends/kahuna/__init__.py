@@ -30,8 +30,8 @@ from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import move_on_after
+from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.polling_line import PlaceToPoll

@@ -24,7 +24,7 @@ from typing import Any
 
 from fencing_sdk._mysql.url import read_mysql_url
 from fencing_sdk._values.claim import Busy, Claim, Grant
-from fencing_sdk._values.options import option_names, read_hybrid, read_seconds, read_switch
+from fencing_sdk._values.url import option_names, read_hybrid, read_seconds, read_switch
 from fencing_sdk.abc import Guard
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options

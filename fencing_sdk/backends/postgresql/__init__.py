@@ -27,8 +27,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 from fencing_sdk._values.claim import READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.options import option_names, read_hybrid, read_seconds, read_switch
-from fencing_sdk._values.url import LIBPQ_OPTIONS, read_postgresql_url
+from fencing_sdk._values.url import (
+    LIBPQ_OPTIONS,
+    option_names,
+    read_hybrid,
+    read_postgresql_url,
+    read_seconds,
+    read_switch,
+)
 from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options

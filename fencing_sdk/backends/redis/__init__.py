@@ -34,8 +34,8 @@ from typing import Any
 
 from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.options import option_names
 from fencing_sdk._values.tasks import retrieve
+from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options

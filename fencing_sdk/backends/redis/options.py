@@ -26,8 +26,7 @@ from typing import Any, TypeAlias
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 
 from fencing_sdk._values.drivers import DIFFERS, KnownDriver
-from fencing_sdk._values.options import read_seconds, read_switch
-from fencing_sdk._values.url import StoreUrl, decoded, read_database, refuse_url, split_url
+from fencing_sdk._values.url import StoreUrl, decoded, read_database, read_seconds, read_switch, refuse_url, split_url
 from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, ServerDialer, ServerSettings
 from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SentinelService, SlotMap
 from fencing_sdk.errors import ConfigurationError

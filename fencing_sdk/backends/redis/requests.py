@@ -40,8 +40,8 @@ from fencing_sdk._values.claim import (
     check_name,
     holder_of,
 )
-from fencing_sdk._values.options import read_hybrid
 from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk._values.url import read_hybrid
 from fencing_sdk.backends._shared.rules import age_of, handed_over
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Reply, ReplyError

@@ -22,8 +22,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from fencing_sdk._values.clock import wall_ticks
-from fencing_sdk._values.options import option_names
-from fencing_sdk._values.url import split_url
+from fencing_sdk._values.url import option_names, split_url
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.row_backend import RowBackend
 from fencing_sdk.backends._shared.rules import token_source

@@ -51,8 +51,7 @@ from fencing_sdk._values.claim import (
 )
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.options import option_names, read_seconds, read_switch
-from fencing_sdk._values.url import decoded, read_hosts, refuse_url, split_url
+from fencing_sdk._values.url import decoded, option_names, read_hosts, read_seconds, read_switch, refuse_url, split_url
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTasks

@@ -30,7 +30,7 @@ from typing import Any
 from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, wall_ticks
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.options import option_names
+from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import with_reasons
