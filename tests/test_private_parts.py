@@ -232,7 +232,7 @@ async def open_zookeeper_connection(monkeypatch: pytest.MonkeyPatch, name: str) 
 
 async def admit_on_a_pool(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     connection = SimpleNamespace(_set_proxy=lambda proxy: None)
-    _transaction.own_connection(renamed("asyncpg.pool", name, "PoolConnectionProxy")(None, connection))
+    _transaction._without_proxy(renamed("asyncpg.pool", name, "PoolConnectionProxy")(None, connection))
 
 
 async def write_by_django(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

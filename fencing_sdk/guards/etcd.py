@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fencing_sdk._etcd import (
@@ -27,7 +26,6 @@ from fencing_sdk._etcd import (
     compared,
     entries,
     make_gateway,
-    number,
     ranged,
     read_url,
     responses,
@@ -40,25 +38,23 @@ from fencing_sdk._values.claim import check_name, safe_segment
 from fencing_sdk._values.token import Token, check_token, format_token, parse_written
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import StoreGuard, admitted, check_place, check_token_of, check_tokens, is_unchanged
+from fencing_sdk.guards import StoreGuard, admitted, check_place, check_token_of, check_tokens, is_unchanged
 
 __all__ = ["EtcdGuard", "delete", "put"]
 
 _GUARD = "EtcdGuard"
 _TRIES = 100
-_REMEMBERED = 4096
-"""Fences whose last state is kept, so that another write of the same holder takes one request."""
 
 
 class _FenceState(NamedTuple):
-    """A fence as it was read or written last: the token, and the revision of its key, 0 while there is no key."""
+    """A fence as it was read: the token, and the revision of its key, 0 while there is no key."""
 
     token: Token | None
     modified: int
 
 
 class _GuardedWrite(NamedTuple):
-    """What the caller adds to the transaction that checks the token."""
+    """The caller's part of the transaction that checks the token."""
 
     operations: Sequence[Json] = ()
     compare: Sequence[Json] = ()
@@ -105,7 +101,6 @@ class EtcdGuard(StoreGuard):
         endpoints, from_url = read_url(url, {})
         self._gateway = make_gateway(_GUARD, endpoints, ca=ca, cert=cert, key=key, ssl_context=ssl_context, **from_url)
         self._prefix = prefix.encode()
-        self._known: OrderedDict[str, _FenceState] = OrderedDict()
 
     def fence_key(self, resource: str) -> str:
         """
@@ -195,46 +190,64 @@ class EtcdGuard(StoreGuard):
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
-        resource = check_name(resource, parameter="resource")
-        return (await self._read("highest", [resource]))[resource].token
+        key = self._key(check_name(resource, parameter="resource"))
+        try:
+            found, _ = await self._gateway.call("highest", RANGE, ranged(key)["request_range"])
+            return _fence_of(entries(found, Entry), "highest").token
+        except UnreadableAnswerError as error:
+            raise BackendUnavailableError(_GUARD, "highest", str(error)) from error
 
     async def _raise(self, operation: str, tokens: Mapping[str, Token]) -> None:
         await self._write(operation, tokens, _GuardedWrite())
         self._reports.raised(tokens)
 
     async def _write(self, operation: str, tokens: Mapping[str, Token], write: _GuardedWrite) -> list[Json] | None:
-        for token in tokens.values():
-            format_token(token)  # refuses a token whose text in the fence could be read in two ways
+        """
+        Write in one transaction, which compares the fences with what they are expected to be.
+
+        The first try expects each to stand at its token, as after an earlier write of the same holder. If one does not,
+        the answer has all of them.
+        """
+        fences: dict[str, _FenceState] | None = None
         with self._reports.of_refusals(tokens):
-            fences = await self._fences_for(operation, tokens)
             for _ in range(_TRIES):
-                wanted = {name: admitted(name, token, fences[name].token) for name, token in tokens.items()}
-                answer = await self._transact(operation, fences, wanted, write)
+                answer = await self._transact(operation, tokens, fences, write)
                 if isinstance(answer, list):
                     return answer
-                if answer == fences:
+                as_expected = fences == answer or (
+                    fences is None and all(is_unchanged(token, answer[name].token) for name, token in tokens.items())
+                )
+                if as_expected:
                     return None  # a comparison of the caller's did not hold
                 fences = answer
         raise BackendUnavailableError(_GUARD, operation, f"the fence was raised {_TRIES} times meanwhile")
 
-    async def _fences_for(self, operation: str, tokens: Mapping[str, Token]) -> dict[str, _FenceState]:
-        """The last state of each fence as far as it is known. A token is refused only after a fresh read."""
-        fences = {}
-        for resource, token in tokens.items():
-            fence = self._known.get(resource)
-            if fence is None or (fence.token is not None and token < fence.token):
-                return await self._read(operation, tokens)
-            fences[resource] = fence
-        return fences
-
     async def _transact(
-        self, operation: str, fences: Mapping[str, _FenceState], wanted: Mapping[str, Token], write: _GuardedWrite
+        self,
+        operation: str,
+        tokens: Mapping[str, Token],
+        fences: Mapping[str, _FenceState] | None,
+        write: _GuardedWrite,
     ) -> list[Json] | dict[str, _FenceState]:
-        """Write if the *fences* stand where they stood; else return their present state."""
-        keys = {resource: self._key(resource) for resource in fences}
-        raised = [resource for resource, token in wanted.items() if not is_unchanged(token, fences[resource].token)]
-        raising = [put_key(keys[resource], format_token(wanted[resource]).encode()) for resource in raised]
-        unchanged = [compared(keys[resource], "MOD", "EQUAL", fence.modified) for resource, fence in fences.items()]
+        """
+        Write if the *fences* stand where they stood, or at the *tokens*. Else return their present state.
+
+        Raises:
+            StaleTokenError: one of the *fences* refuses its token.
+        """
+        keys = {resource: self._key(resource) for resource in tokens}
+        raising: list[Json] = []
+        unchanged: list[Json] = []
+        for resource, token in tokens.items():
+            text = format_token(token).encode()  # refuses a token that could be read in two ways
+            if fences is None:
+                unchanged.append(compared(keys[resource], "VALUE", "EQUAL", text))
+                continue
+            fence = fences[resource]
+            wanted = admitted(resource, token, fence.token)
+            unchanged.append(compared(keys[resource], "MOD", "EQUAL", fence.modified))
+            if not is_unchanged(wanted, fence.token):
+                raising.append(put_key(keys[resource], text))
         body = txn(
             compare=[*unchanged, *write.compare],
             success=[*raising, *write.operations],
@@ -242,54 +255,26 @@ class EtcdGuard(StoreGuard):
         )
         fields, _ = await self._gateway.call(operation, TXN, body, once=write.once)
         try:
-            if fields.get("succeeded") is not True:
-                return self._learn_all(operation, fences, responses(fields, len(fences)))
-            answers = responses(fields, len(raising) + len(write.operations))
-            for resource in raised:
-                revision = number(fields["header"], "revision")
-                self._learn(resource, _FenceState(wanted[resource], revision))
-        except (UnreadableAnswerError, KeyError, TypeError) as error:
-            raise BackendUnavailableError(_GUARD, operation, str(error)) from error
-        return answers[len(raising) :]
-
-    async def _read(self, operation: str, resources: Iterable[str]) -> dict[str, _FenceState]:
-        """Read the fences of *resources* in one view of etcd."""
-        resources = list(resources)
-        looks = [ranged(self._key(resource)) for resource in resources]
-        try:
-            if len(looks) == 1:
-                found, _ = await self._gateway.call(operation, RANGE, looks[0]["request_range"])
-                return self._learn_all(operation, resources, [found])
-            fields, _ = await self._gateway.call(operation, TXN, txn(compare=[], success=looks))
-            return self._learn_all(operation, resources, responses(fields, len(looks)))
+            if fields.get("succeeded") is True:
+                return responses(fields, len(raising) + len(write.operations))[len(raising) :]
+            found = responses(fields, len(tokens))
+            return {name: _fence_of(entries(one, Entry), operation) for name, one in zip(tokens, found, strict=True)}
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(_GUARD, operation, str(error)) from error
-
-    def _learn_all(self, operation: str, resources: Iterable[str], answers: Sequence[Json]) -> dict[str, _FenceState]:
-        return {
-            resource: self._learn(resource, self._fence_of(entries(answer, Entry), operation))
-            for resource, answer in zip(resources, answers, strict=True)
-        }
-
-    def _fence_of(self, found: Sequence[Entry], operation: str) -> _FenceState:
-        if not found:
-            return _FenceState(None, 0)
-        try:
-            return _FenceState(parse_written(found[0].value.decode("ascii", "replace")), found[0].modified)
-        except ConfigurationError as error:
-            detail = f"the value of {shown(found[0].key)} is not a fence; set another prefix"
-            raise BackendRefusedError(_GUARD, operation, detail) from error
-
-    def _learn(self, resource: str, fence: _FenceState) -> _FenceState:
-        self._known[resource] = fence
-        self._known.move_to_end(resource)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        return fence
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._gateway.aclose()
+
+
+def _fence_of(found: Sequence[Entry], operation: str) -> _FenceState:
+    if not found:
+        return _FenceState(None, 0)
+    try:
+        return _FenceState(parse_written(found[0].value.decode("ascii", "replace")), found[0].modified)
+    except ConfigurationError as error:
+        detail = f"the value of {shown(found[0].key)} is not a fence; set another prefix"
+        raise BackendRefusedError(_GUARD, operation, detail) from error
 
 
 def put(key: str | bytes, value: str | bytes) -> Json:

@@ -31,11 +31,11 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 import anyio.to_thread
 
@@ -44,7 +44,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.token import Token, check_token, token_of_parts
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, admitted, is_unchanged, one_at_a_time
+from fencing_sdk.guards import Reports, admitted, is_unchanged
 
 __all__ = ["FileGuard"]
 
@@ -112,15 +112,6 @@ class FileGuard:
     def read_sync(self, resource: str) -> bytes | None:
         """`read` for code without an event loop."""
         return self._read(_check_folder(resource))
-
-    async def admit_all(self, tokens: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
-        """
-        Refuse: each resource is a folder of its own, and no step publishes files in several of them.
-
-        Raises:
-            UnsupportedError: always. Write one file that holds all of it, or keep the data in a database.
-        """
-        raise one_at_a_time(self, ", or keep it in a database with SqlGuard.admit_all")
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""

@@ -32,10 +32,9 @@ import re
 import ssl
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 from fencing_sdk._http.nodes import PATIENCE, Endpoint, NodeRace, read_endpoints
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError, any_unknown, to_json
@@ -46,7 +45,7 @@ from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.token import Token, check_token, format_token, parse_written
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import StoreGuard, admitted, check_place, check_token_of, one_at_a_time
+from fencing_sdk.guards import StoreGuard, admitted, check_place, check_token_of
 
 __all__ = ["KahunaGuard"]
 
@@ -56,6 +55,8 @@ _DATA_LIMIT = 2**19
 _BODY_LIMIT = 4 * _DATA_LIMIT
 _LONGEST_CALL = 15.0
 """The time limit of a call in seconds: three times what a cluster needs to replace a leader."""
+_CONNECT_TIMEOUT = 1.0
+"""Seconds for a node to accept a connection, before the next one is asked."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 _SET, _GET = "/v1/kv/try-set", "/v1/kv/try-get"
@@ -89,8 +90,6 @@ class KahunaGuard(StoreGuard):
 
         ssl_context: For client certificates and the like, instead of *ca*.
 
-        connect_timeout: Seconds to wait for a node to accept the connection, before the guard asks the next one.
-
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
 
@@ -105,7 +104,6 @@ class KahunaGuard(StoreGuard):
         prefix: str = "guarded/",
         ca: str | os.PathLike[str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        connect_timeout: float = 1.0,
         observers: Sequence[Observer] = (),
     ) -> None:
         super().__init__(observers)
@@ -116,7 +114,7 @@ class KahunaGuard(StoreGuard):
             _Answer.read,
             body_limit=_BODY_LIMIT,
             tls=tls_context(tls=tls, scheme="kahuna+https", ca=ca, context=ssl_context),
-            connect_timeout=connect_timeout,
+            connect_timeout=_CONNECT_TIMEOUT,
         )
         self._prefix = prefix
 
@@ -168,15 +166,6 @@ class KahunaGuard(StoreGuard):
         """
         found = await self._read("read", self.key(resource), _Pauses())
         return None if found is None else found.value.data
-
-    async def admit_all(self, tokens: Mapping[str, int]) -> NoReturn:  # noqa: ARG002
-        """
-        Refuse: each resource is a value of its own, and no step of Kahuna's compares and replaces several.
-
-        Raises:
-            UnsupportedError: always. Write one value that holds all of it.
-        """
-        raise one_at_a_time(self)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stay as they are."""

@@ -16,7 +16,7 @@ from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.token import Token
 from fencing_sdk.errors import UsageError
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, admitted, check_token_of, check_tokens
+from fencing_sdk.guards import Reports, admitted, check_token_of, check_tokens
 
 __all__ = ["MemoryGuard"]
 

@@ -27,7 +27,6 @@ from fencing_sdk._values.drivers import DIFFERS, KnownDriver
 from fencing_sdk._values.token import Token, check_token, older_transactions, transaction_looks
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError, shown
-from fencing_sdk.guards.sql._protocols import SyncTransaction
 from fencing_sdk.integrations._incoming import GuardOptions
 from fencing_sdk.integrations._problem import MAPPED, problem_of
 from fencing_sdk.integrations.wsgi import BlockingCheckpoint, sent_target, token_of
@@ -98,11 +97,12 @@ def request_token(request: HttpRequest) -> Token | None:
     return token_of(request.META)
 
 
-def own_connection(using: str = DEFAULT_DB_ALIAS) -> SyncTransaction:
+def own_connection(using: str = DEFAULT_DB_ALIAS) -> object:
     """Return the driver's connection behind Django's, for `SqlGuard.admit_sync` inside ``transaction.atomic()``."""
     wrapper = connections[using]
     wrapper.ensure_connection()
-    return cast("SyncTransaction", wrapper.connection)
+    connection: object = wrapper.connection
+    return connection
 
 
 class FenceField(models.BigIntegerField):  # type: ignore[misc]  # Django has no types

@@ -35,7 +35,7 @@ from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
-from fencing_sdk.guards._verdict import admitted
+from fencing_sdk.guards import admitted
 from fencing_sdk.testing._kernel import Kernel, WorldBackend, client_for_threads
 from fencing_sdk.testing._loop import Timeline
 from fencing_sdk.testing._network import Link, Network

@@ -130,12 +130,6 @@ class PyMysql(Texts, ways.Way):
 
         return await asyncio.to_thread(execute)
 
-    async def admit(self, guard, transaction, resource, token):
-        await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
-
-    async def admit_all(self, guard, transaction, tokens):
-        await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
-
 
 class MysqlClient(PyMysql):
     """The same with mysqlclient."""

@@ -47,10 +47,16 @@ class Way:
         raise NotImplementedError
 
     async def admit(self, guard: Any, transaction: Any, resource: str, token: int) -> None:
-        await guard.admit(transaction, resource, token)
+        if self.blocking:
+            await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
+        else:
+            await guard.admit(transaction, resource, token)
 
     async def admit_all(self, guard: Any, transaction: Any, tokens: Mapping[str, int]) -> None:
-        await guard.admit_all(transaction, tokens)
+        if self.blocking:
+            await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
+        else:
+            await guard.admit_all(transaction, tokens)
 
     async def put(self, transaction: Any, resource: str, value: str) -> None:
         await self.execute(transaction, self.put_text.format(*self.marks), resource, value)
@@ -168,12 +174,6 @@ class PsycopgSync(Way):
 
         return await asyncio.to_thread(execute)
 
-    async def admit(self, guard, transaction, resource, token):
-        await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
-
-    async def admit_all(self, guard, transaction, tokens):
-        await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
-
 
 class Alchemy(Way):
     """SQLAlchemy's AsyncConnection, over asyncpg."""
@@ -252,12 +252,6 @@ class AlchemySyncSession(Alchemy):
             return list(result) if result.returns_rows else []
 
         return await asyncio.to_thread(execute)
-
-    async def admit(self, guard, transaction, resource, token):
-        await asyncio.to_thread(guard.admit_sync, transaction, resource, token)
-
-    async def admit_all(self, guard, transaction, tokens):
-        await asyncio.to_thread(guard.admit_all_sync, transaction, tokens)
 
 
 WAYS = {

@@ -60,14 +60,6 @@ class TestOperations(EtcdSuite):
         await guard.execute(resource, token, put(f"data/{resource}", value))
 
 
-class TestWithoutMemory(EtcdSuite):
-    """Every write reads the fence first, as the first write of a process does."""
-
-    async def write(self, guard, resource, token, value):
-        guard._known.clear()
-        await guard.execute(resource, token, put(f"data/{resource}", value))
-
-
 @pytest.fixture
 async def guard(etcd_server):
     async with EtcdGuard(etcd_server.url) as guard:
@@ -148,14 +140,6 @@ async def test_a_fence_raised_by_another_process_refuses_what_this_one_remembers
         await guard.execute("a", OLD, put("x", "stale"))
     assert refused.value.fence == 34
     assert value(etcd_server, "x") == "old"
-
-
-async def test_a_refusal_is_not_made_from_memory(etcd_server, guard):
-    """An operator who removed a fence after a mistake does not have to restart anything."""
-    await guard.raise_to("a", 1_000_000)
-    await asyncio.to_thread(etcd_server.delete, "fence/")
-    await guard.execute("a", OLD, put("x", "1"))
-    assert await guard.highest("a") == 33
 
 
 async def test_a_current_holder_pays_one_request_for_a_write(etcd_server, guard):

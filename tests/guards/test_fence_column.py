@@ -1,17 +1,14 @@
 """FenceColumn: the fence in the caller's own table, checked by the statement that writes."""
 
 import asyncio
-import re
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import asyncpg
 import psycopg
 import pytest
 from postgresql_ways import opened
 from sqlalchemy import BigInteger, Text, update
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
@@ -52,15 +49,6 @@ class Through:
         finally:
             await connection.close()
 
-    async def asyncpg_returning(self, seat, token, who):
-        connection = await asyncpg.connect(self.url)
-        try:
-            async with connection.transaction():
-                rows = await connection.fetch(NUMBERED + " RETURNING who", who, token, seat)
-                return await self.seats.written(connection, seat, token, rows)
-        finally:
-            await connection.close()
-
     async def psycopg(self, seat, token, who):
         async with await psycopg.AsyncConnection.connect(self.url) as connection:
             done = await connection.execute(BOOK.format(*["%s"] * 4), (who, token, seat, token))
@@ -69,14 +57,6 @@ class Through:
     async def session(self, seat, token, who):
         async with opened("session", self.url) as way, way.begin() as session:
             return await self.with_the_orm(session, seat, token, who)
-
-    async def session_on_sqlite(self, seat, token, who):
-        engine = create_async_engine(f"sqlite+aiosqlite:///{self.path}")
-        try:
-            async with AsyncSession(engine) as session, session.begin():
-                return await self.with_the_orm(session, seat, token, who)
-        finally:
-            await engine.dispose()
 
     async def with_the_orm(self, session, seat, token, who):
         statement = update(Seat).values(who=who, fence=token).where(Seat.seat == seat, Seat.fence <= token)
@@ -102,7 +82,7 @@ async def through(server, tmp_path):
     return Through(server.url, path)
 
 
-KINDS = ["asyncpg", "asyncpg_returning", "psycopg", "session", "session_on_sqlite", "sqlite3"]
+KINDS = ["asyncpg", "psycopg", "session", "sqlite3"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,61 +134,17 @@ async def test_a_fence_that_is_null_is_an_error(server):
 
 
 @pytest.mark.parametrize("kind", ["INTEGER", "smallint", "real", "slot"])
-@pytest.mark.parametrize("ask", ["check", "written"])
-async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(ask, kind, server):
+async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(kind, server):
     """Small tokens, such as those of tokens=counter, get into it, until one does not."""
     await server.execute(f"CREATE DOMAIN slot AS integer; {TABLE.replace('fence bigint', f'fence {kind}')}; {ROW}")
     seats = FenceColumn("seats", key="seat")
     async with server.connected() as connection, connection.transaction():
         done = await connection.execute("UPDATE seats SET who = 'Ada', fence = 34 WHERE seat = 42 AND fence <= 34")
         with pytest.raises(UsageError) as refusal:
-            await (seats.check(connection) if ask == "check" else seats.written(connection, 42, 34, done))
+            await seats.written(connection, 42, 34, done)
     found = "INTEGER" if kind == "slot" else kind.upper()
     assert f"column fence of table seats is {found}" in str(refusal.value)
     assert 'ALTER TABLE "seats" ALTER COLUMN "fence" TYPE BIGINT' in str(refusal.value)
-
-
-async def test_a_narrow_column_is_refused_without_an_event_loop_too(server):
-    await server.execute(TABLE.replace("fence bigint", "fence integer"))
-
-    def check():
-        with psycopg.connect(server.url) as connection:
-            FenceColumn("seats", key="seat").check_sync(connection)
-
-    with pytest.raises(UsageError, match="column fence of table seats is INTEGER"):
-        await asyncio.to_thread(check)
-
-
-@pytest.mark.parametrize("kind", ["bigint", "numeric", "wide"])
-async def test_a_column_that_is_wide_enough_is_asked_about_once(kind, server):
-    await server.execute(f"CREATE DOMAIN wide AS bigint; {TABLE.replace('fence bigint', f'fence {kind}')}; {ROW}")
-    seats = FenceColumn("seats", key="seat")
-    async with server.connected() as connection, connection.transaction():
-        assert await seats.written(connection, 42, 34, 1) is True
-        statements = []
-        connection.add_query_logger(lambda record: statements.append(record.query))
-        assert await seats.written(connection, 42, 35, 1) is True
-    assert not [statement for statement in statements if "pg_attribute" in statement]
-
-
-async def test_the_table_of_the_page_takes_tokens_on_postgresql_too(server):
-    page = (Path(__file__).parents[2] / "docs" / "guards.md").read_text()
-    await server.execute(
-        re.search(r'"(CREATE TABLE tables .*?)"', page)[1] + "; INSERT INTO tables (number) VALUES (7)"
-    )
-    tables, token = FenceColumn("tables", key="number"), 2**53 - 1
-    statement = "UPDATE tables SET who = $1, fence = $2 WHERE number = $3 AND fence <= $2"
-    async with server.connected() as connection, connection.transaction():
-        await tables.check(connection)
-        assert await tables.written(connection, 7, token, await connection.execute(statement, "Bob", token, 7))
-        with pytest.raises(StaleTokenError):
-            await tables.written(connection, 7, 33, await connection.execute(statement, "Ada", 33, 7))
-
-
-async def test_sqlite_has_no_narrow_integers(through):
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(TABLE.replace("fence bigint", "fence integer"))
-        through.seats.check_sync(connection)
 
 
 async def test_names_are_quoted_and_may_have_a_schema(server):

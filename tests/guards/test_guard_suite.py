@@ -10,7 +10,7 @@ import pytest
 from fencing_sdk import StaleTokenError, Token
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.token import check_token
-from fencing_sdk.guards._verdict import check_tokens
+from fencing_sdk.guards import check_tokens
 from fencing_sdk.testing.suites import GuardSuite
 
 

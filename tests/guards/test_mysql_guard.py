@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import asyncmy
 import pymysql
@@ -12,7 +11,6 @@ import pytest
 from mysql_stage import SEVERAL
 from mysql_ways import WAYS, code_of, opened
 from pymysql.constants import CLIENT
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from through_a_way import ThroughAWay
 
@@ -22,7 +20,6 @@ from fencing_sdk import (
     StaleTokenError,
     Token,
     UsageError,
-    connect,
 )
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.errors import UnsupportedError
@@ -102,29 +99,6 @@ async def test_a_connection_of_another_character_set_means_the_same_resource(cha
     assert await guard.highest("back\\slash' -- ") == 1
 
 
-@pytest.mark.parametrize("flags", [0, CLIENT.FOUND_ROWS])
-async def test_the_count_of_rows_decides_nothing(flags, server):
-    """It is the same for an equal token and for a lower one."""
-    guard = SqlGuard(server.url)
-    async with server.connected(client_flag=flags) as connection:
-        for token in (33, 34, 34):
-            await guard.admit(connection, "a", token)
-        with pytest.raises(StaleTokenError):
-            await guard.admit(connection, "a", 33)
-        await connection.commit()
-    assert await fence(server) == 34
-
-
-async def test_a_refused_token_leaves_no_holder_at_the_fence(server):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", 34)
-    async with server.connected() as connection:
-        with pytest.raises(StaleTokenError):
-            await guard.admit(connection, "a", OLD)
-        await connection.commit()
-    assert (await guard.highest("a")).holder is None
-
-
 @pytest.mark.parametrize(("number", "holder"), [(-1, None), (2**53, None), (34, b""), (34, b"AA"), (34, b"\xff")])
 async def test_a_row_that_another_program_wrote_is_refused(number, holder, server):
     guard = SqlGuard(server.url)
@@ -193,23 +167,6 @@ async def test_a_transaction_that_has_ended_unseen_is_found_out(server):
         await asyncio.to_thread(guard.admit_sync, connection, "a", NEW)
 
 
-def test_an_unknown_driver_is_refused():
-    """Whether its connections commit by themselves cannot be seen."""
-    strange = SimpleNamespace(
-        dialect=SimpleNamespace(name="mariadb", paramstyle="qmark"),
-        connection=SimpleNamespace(driver_connection=object(), dbapi_connection=object()),
-        exec_driver_sql=None,
-    )
-    with pytest.raises(UnsupportedError, match="PyMySQL and mysqlclient; it cannot see what builtins commits"):
-        SqlGuard().admit_sync(strange, "a", NEW)
-
-
-async def test_what_is_awaited_is_told_from_what_blocks(server):
-    async with server.connected() as connection:
-        with pytest.raises(UsageError, match=r"await guard\.admit"):
-            SqlGuard().admit_sync(connection, "a", NEW)
-
-
 # The table.
 
 
@@ -251,31 +208,6 @@ async def test_who_may_not_create_the_table_is_told_how(server):
         server.ask("DROP USER clerk@'127.0.0.1'")
 
 
-async def test_a_missing_right_is_the_error_of_the_database(server):
-    server.ask(SqlGuard().ddl("mysql"))
-    server.ask("CREATE USER clerk@'127.0.0.1'")
-    server.ask("GRANT SELECT ON test_guards.* TO clerk@'127.0.0.1'")
-    try:
-        with pytest.raises(asyncmy.errors.OperationalError) as denied:
-            await SqlGuard(server.url_as("clerk")).raise_to("a", NEW)
-        assert "SELECT, INSERT and UPDATE" in denied.value.__notes__[0]
-    finally:
-        server.ask("DROP USER clerk@'127.0.0.1'")
-
-
-async def test_a_table_may_have_a_reserved_name_and_be_in_another_database(server):
-    server.ask("CREATE DATABASE IF NOT EXISTS test_others")
-    try:
-        guard = SqlGuard(server.url, table="test_others.order")
-        await guard.raise_to("a", NEW)
-        async with server.connected() as connection:
-            with pytest.raises(StaleTokenError):
-                await guard.admit(connection, "a", OLD)
-        assert await fence(server, table="test_others.`order`") == 34
-    finally:
-        server.ask("DROP DATABASE test_others")
-
-
 async def test_a_transaction_in_another_database_than_the_raised_fences_is_found_out(server):
     server.ask("CREATE DATABASE IF NOT EXISTS test_others")
     try:
@@ -291,13 +223,6 @@ async def test_a_transaction_in_another_database_than_the_raised_fences_is_found
             await SqlGuard().admit(connection, "a", 1)  # a guard without a database has none of its own
     finally:
         server.ask("DROP DATABASE test_others")
-
-
-def test_the_statement_is_the_same_for_both_servers_and_every_guard():
-    texts = {SqlGuard("mysql://u@h/db").ddl(), SqlGuard("mariadb://u@h/db").ddl(), SqlGuard().ddl("mariadb")}
-    assert texts == {SqlGuard().ddl("mysql")}
-    assert "varbinary(512)" in SqlGuard().ddl("mysql")
-    assert "`app`.`fences`" in SqlGuard(table="app.fences").ddl("mysql")
 
 
 # Transactions of its own, and in those of a store.
@@ -344,18 +269,6 @@ async def test_a_store_raises_the_fence_in_the_transaction_of_its_grant(server):
         await connection.rollback()
         await cursor.execute(wait)
         assert await cursor.fetchall() == ((4,),), "the session waits as before"
-
-
-async def test_a_lock_on_the_same_server_raises_the_fence_with_its_grant(server, monkeypatch):
-    guard = SqlGuard(server.url)
-    monkeypatch.setattr(guard, "raise_to", lambda *_: pytest.fail("a transaction of its own"))
-    async with connect(server.url) as locks:
-        async with locks.lock("a", fences=[guard]) as lease:
-            assert await guard.highest("a") == lease.token
-        await server.execute("UPDATE fencing_fence SET token = 9007199254740991")
-        with pytest.raises(StaleTokenError):
-            await locks.lock("a", fences=[guard]).acquire()
-        assert await locks.inspect("a") is None, "nothing was granted"
 
 
 async def test_waiting_in_a_given_transaction_sets_the_session_back(server):
@@ -411,30 +324,6 @@ async def test_no_fence_is_raised_on_one_of_several_servers_that_take_writes(mys
     assert await fence(server) is None
 
 
-async def test_a_server_that_is_not_there_is_the_drivers_error(unused_tcp_port):
-    with pytest.raises(asyncmy.errors.OperationalError):
-        await SqlGuard(f"mysql://app@127.0.0.1:{unused_tcp_port}/app").raise_to("a", NEW)
-
-
-async def test_no_call_blocks_the_loop(server, no_blocking_calls):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", NEW)
-    assert await guard.highest("a") == 34
-
-
-async def test_nothing_is_left_open(server):
-    guard = SqlGuard(server.url)
-    for token in range(5):
-        await guard.raise_to("a", token)
-    with contextlib.suppress(StaleTokenError):
-        await guard.raise_to("a", 1)
-    for _ in range(2_000):
-        if not await server.fetch("SELECT 1 FROM information_schema.processlist WHERE user = 'app'"):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("a connection stays open")
-
-
 # Races.
 
 
@@ -485,22 +374,6 @@ async def test_of_eight_writers_with_late_tokens_no_stale_one_is_committed(level
     assert len(log) == outcomes.count("written")
     assert {"stale", "written"} == set(outcomes)
     assert await fence(server) == log[-1] == int(await server.value("SELECT value FROM data"))
-
-
-async def test_steps_over_the_same_resources_never_deadlock(server):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", 0)
-
-    async def write(seed):
-        chance = random.Random(seed)
-        for turn in range(15):
-            names = chance.sample("abcdef", 3)
-            async with server.connected() as connection:
-                with contextlib.suppress(StaleTokenError):
-                    await guard.admit_all(connection, dict.fromkeys(names, turn))
-                    await connection.commit()
-
-    await asyncio.gather(*(write(seed) for seed in range(6)))
 
 
 async def test_steps_over_other_resources_do_not_wait(server):
@@ -558,19 +431,6 @@ async def test_a_connection_that_counts_changes_alone_is_asked_for_the_other_cou
         await book(seats, 33, "Ada", flags=0)
 
 
-@pytest.mark.parametrize("way", ["session", "session-sync"])
-async def test_sessions_count_the_rows_that_they_find(way, seats):
-    async with opened(way, seats.url) as opened_way:
-        for _ in range(2):
-            async with opened_way.begin() as session:
-                statement, given = text(BOOK.replace("%s", ":t").replace(":t", ":w", 1)), {"w": "Bob", "t": 42}
-                done = session.execute(statement, given)
-                done = await done if way == "session" else done
-                written = SEATS.written if way == "session" else SEATS.written_sync
-                answer = written(session, 42, 42, done)
-                assert (await answer if way == "session" else answer) is True
-
-
 async def test_a_snapshot_does_not_hide_the_fence_that_has_refused_a_write(seats):
     async with seats.connected(client_flag=CLIENT.FOUND_ROWS) as connection, connection.cursor() as cursor:
         await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -583,38 +443,13 @@ async def test_a_snapshot_does_not_hide_the_fence_that_has_refused_a_write(seats
             await SEATS.written(connection, 42, 33, cursor)
 
 
-async def test_a_snapshot_of_mariadb_refuses_what_was_raised_meanwhile(server):
-    if server.flavour != "mariadb":
-        return  # MySQL has no such setting
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", OLD)
-    async with server.connected() as connection, connection.cursor() as cursor:
-        await cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
-        await cursor.execute("SELECT * FROM data")
-        await guard.raise_to("a", NEW)
-        with pytest.raises(asyncmy.errors.OperationalError) as refusal:
-            await guard.admit(connection, "a", 35)
-        assert code_of(refusal.value) == 1020
-        await connection.rollback()
-        await guard.admit(connection, "a", 35)
-
-
 @pytest.mark.parametrize("kind", ["int", "smallint", "int unsigned", "float"])
 async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(kind, server):
     await server.execute(TABLE.format(kind=kind))
     async with server.connected() as connection:
         with pytest.raises(UsageError) as refusal:
-            await SEATS.check(connection)
+            await FenceColumn("seats", key="seat").written(connection, 42, 34, 0)
     assert f"column fence of table seats is {kind.partition(' ')[0].upper()}" in str(refusal.value)
     server.ask(str(refusal.value).partition("run: ")[2])
     async with server.connected() as connection:
-        await SEATS.check(connection)
-
-
-async def test_names_are_quoted_and_may_have_a_database(server):
-    server.ask("CREATE TABLE `order` (`Key` varchar(20) PRIMARY KEY, `select` bigint NOT NULL DEFAULT 0)")
-    server.ask("INSERT INTO `order` VALUES (%s, 34)", "'; DROP TABLE data")
-    column = FenceColumn("test_guards.order", key="Key", column="select")
-    async with server.connected() as connection:
-        with pytest.raises(StaleTokenError):
-            await column.written(connection, "'; DROP TABLE data", 33, 0)
+        await FenceColumn("seats", key="seat").written(connection, 42, 34, 0)

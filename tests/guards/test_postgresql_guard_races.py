@@ -1,21 +1,19 @@
 """SqlGuard on PostgreSQL with several transactions at once, at every isolation level, and held fences."""
 
 import asyncio
-import contextlib
 
 import anyio
 import asyncpg
 import pytest
 from postgresql_ways import WAYS, opened
 
-from fencing_sdk import StaleTokenError, Token
+from fencing_sdk import Token
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
 
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 COMMITTED, SNAPSHOTS = "read committed", ["repeatable read", "serializable"]
-RETRY = "40001"
 
 
 @pytest.fixture(params=WAYS)
@@ -84,48 +82,6 @@ async def test_resources_do_not_wait_for_each_other(asyncpg_way):
     assert await guard.highest("a") == 34
 
 
-async def test_writers_that_admit_first_never_deadlock(server, looking):
-    """Each admits one resource and then writes the row, many at once; PostgreSQL would tell of a deadlock."""
-    guard = SqlGuard()
-    async with opened("asyncpg-pool", server.url) as way:
-
-        async def write(seed):
-            for turn in range(20):
-                with contextlib.suppress(StaleTokenError):
-                    await way.write(guard, "ab"[(seed + turn) % 2], turn, str(turn))
-
-        with anyio.fail_after(40):
-            await asyncio.gather(*(write(seed) for seed in range(8)))
-        assert [await way.read(name) for name in "ab"] == ["19", "19"]
-    assert await looking.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
-
-
-@pytest.mark.parametrize("level", SNAPSHOTS)
-async def test_writers_that_try_again_lose_no_update(level, server):
-    """The caller's retry loop, at the levels that need one, with real races."""
-    tries = 0
-
-    async def add_one(way, guard, token):
-        nonlocal tries
-        while True:
-            tries += 1
-            try:
-                async with way.begin(level) as transaction:
-                    await guard.admit(transaction, "a", token)
-                    value = int(await way.look(transaction, "a") or 0)
-                    await way.put(transaction, "a", str(value + 1))
-                    return
-            except asyncpg.SerializationError:
-                continue
-
-    guard = SqlGuard()
-    async with opened("asyncpg-pool", server.url) as way:
-        await way.write(guard, "a", NEW, "0")
-        await asyncio.gather(*(add_one(way, guard, NEW) for _ in range(24)))
-        assert await way.read("a") == "24"
-    assert tries > 24, "no transaction was tried again: there was no race"
-
-
 # The guard's own transactions.
 
 
@@ -181,24 +137,3 @@ async def test_a_raised_fence_outlives_a_crash_whatever_the_session_is_set_to(as
             assert tuple(await connection.fetchrow(setting)) == (during, "5s")
         assert tuple(await connection.fetchrow(setting)) == (before, "0")
         await connection.close()
-
-
-async def test_nothing_is_left_open(server, looking):
-    guard = SqlGuard(server.url)
-    for token in range(5):
-        await guard.raise_to("a", token)
-    with contextlib.suppress(StaleTokenError):
-        await guard.raise_to("a", 1)
-
-    query = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    await eventually(looking, query)
-
-
-@pytest.mark.every_loop
-async def test_no_call_blocks_the_loop(server, no_blocking_calls):
-    """Apart from asyncpg, which looks for files with a password and certificates when a URL has none."""
-    guard = SqlGuard(server.url_as("postgres", "password", sslmode="disable"))
-    await guard.raise_to("a", NEW)
-    assert await guard.highest("a") == 34
-    with pytest.raises(StaleTokenError):
-        await guard.raise_to("a", OLD)

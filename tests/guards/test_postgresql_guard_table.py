@@ -10,7 +10,6 @@ import pytest
 from postgresql_ways import WAYS, opened, sqlstate
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
-from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
@@ -68,20 +67,6 @@ async def test_a_table_that_was_rolled_back_is_created_again(way, server):
     assert await server.value("SELECT token FROM fencing_fence") == 33
 
 
-async def test_on_one_connection_a_table_that_was_rolled_back_is_created_again(server):
-    async with server.connected() as connection:
-        guard = SqlGuard()
-        for outcome in ("rollback", "rollback", "commit"):
-            transaction = connection.transaction()
-            await transaction.start()
-            await guard.admit(connection, "a", 1)
-            await guard.admit(connection, "a", 2)
-            await getattr(transaction, outcome)()
-        async with connection.transaction():
-            await guard.admit(connection, "a", 3)
-    assert await server.value("SELECT token FROM fencing_fence") == 3
-
-
 @pytest.mark.parametrize("first", ["a guard", "by hand"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 @pytest.mark.parametrize("level", ["read committed", "serializable"])
@@ -108,17 +93,6 @@ async def test_who_comes_second_to_create_it_waits_and_goes_on(first, outcome, l
     assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 2
 
 
-async def test_many_at_once_may_be_the_first(server):
-    async with opened("asyncpg-pool", server.url) as way:
-        for turn in range(5):
-            guards = [SqlGuard(server.url, table=f"fence{turn}") for _ in range(4)]
-            await asyncio.gather(
-                *(way.write(guard, f"w{number}", 1, "w") for number, guard in enumerate(guards)),
-                *(guard.raise_to(f"r{number}", 1) for number, guard in enumerate(guards)),
-            )
-            assert await server.value(f"SELECT count(*) FROM fence{turn}") == 8
-
-
 async def test_who_migrates_by_hand_is_told_how(way, server):
     guard = SqlGuard(create=False)
     with pytest.raises(Exception, match="does not exist") as missing:
@@ -129,32 +103,6 @@ async def test_who_migrates_by_hand_is_told_how(way, server):
     await server.execute(guard.ddl("postgresql"))  # twice is once
     await way.write(guard, "a", NEW, "new")
     assert await server.value("SELECT token FROM fencing_fence") == 34
-
-
-@pytest.mark.parametrize("schema", ["", "app."])
-async def test_a_column_that_is_too_narrow_for_a_token_is_refused_by_name(schema, way, server):
-    """As a migration makes it that was written from a model with a plain int."""
-    await server.execute(f"""
-        CREATE SCHEMA app;
-        CREATE TABLE {schema}fence (resource text PRIMARY KEY, token integer NOT NULL, holder text)
-    """)
-    for guard in (SqlGuard(table=f"{schema}fence"), SqlGuard(table=f"{schema}fence", create=False)):
-        with pytest.raises(UsageError) as refusal:
-            await way.write(guard, "a", NEW, "new")
-        assert f"column token of table {schema}fence is INTEGER" in str(refusal.value)
-        assert "TYPE BIGINT" in str(refusal.value)
-    with pytest.raises(UsageError, match="is INTEGER"):
-        await SqlGuard(server.url, table=f"{schema}fence").raise_to("a", NEW)
-
-
-async def test_the_statement_of_the_message_widens_the_column(way, server):
-    await server.execute("CREATE TABLE fence (resource text PRIMARY KEY, token integer NOT NULL, holder text)")
-    guard = SqlGuard(table="fence")
-    with pytest.raises(UsageError) as refusal:
-        await way.write(guard, "a", NEW, "new")
-    await server.execute(str(refusal.value).rpartition("run: ")[2])
-    await way.write(guard, "a", Token(2**53 - 1, "aaaaaaaa"), "new")
-    assert await server.value("SELECT token FROM fence") == 2**53 - 1
 
 
 async def test_a_table_that_is_dropped_costs_one_transaction(server):
@@ -170,14 +118,6 @@ async def test_a_table_that_is_dropped_costs_one_transaction(server):
                 await guard.admit(connection, "a", 1)
         async with connection.transaction():
             await guard.admit(connection, "a", 2)
-
-
-async def test_reading_a_fence_creates_nothing(server):
-    assert await SqlGuard(server.url).highest("a") is None
-    assert await server.value("SELECT to_regclass('fencing_fence')::text") is None
-    with pytest.raises(asyncpg.UndefinedTableError) as missing:
-        await SqlGuard(server.url, create=False).highest("a")
-    assert "ddl('postgresql')" in missing.value.__notes__[0]
 
 
 @pytest.mark.parametrize("creator", ["another connection", "this very connection"])
@@ -251,21 +191,6 @@ async def admit_on(connection, guard, resource, token, path=None):
         await guard.admit(connection, resource, token)
 
 
-async def test_a_connection_that_wrote_before_a_fence_was_raised_is_compared_with_it(server):
-    """It has found the table; only later the guard finds out where its own transactions find it."""
-    guard = SqlGuard(server.url)
-    await other_schema(server, guard)
-    async with server.connected(server_settings={"search_path": "other"}) as connection:
-        await admit_on(connection, guard, "b", OLD)
-        await guard.raise_to("a", NEW)
-        for _ in range(2):
-            with pytest.raises(UsageError, match="name the schema"):
-                await admit_on(connection, guard, "a", OLD)
-        with pytest.raises(StaleTokenError):
-            await admit_on(connection, guard, "a", OLD, path="public")
-        await admit_on(connection, guard, "a", NEW, path="public")
-
-
 @pytest.mark.parametrize("together", [True, False], ids=["admit_all", "admit"])
 async def test_a_search_path_that_changes_on_a_known_connection_is_found_out(together, way, server):
     """As that of a pooled connection, which is set for each tenant."""
@@ -288,19 +213,6 @@ async def test_a_search_path_that_changes_on_a_known_connection_is_found_out(tog
     assert await server.value("SELECT count(*) FROM other.fencing_fence") == 0
     async with way.begin() as transaction:
         await admit(transaction, "a", NEW)
-
-
-async def test_a_fence_that_is_raised_in_a_transaction_counts_as_one_that_the_guard_has_raised(server):
-    """As the backend does that keeps its locks in the same database."""
-    guard = SqlGuard(server.url)
-    await other_schema(server, guard)
-    async with server.connected() as locking, server.connected() as writing:
-        async with locking.transaction():
-            await guard.raise_in(locking, "a", NEW)
-        with pytest.raises(UsageError, match="name the schema"):
-            await admit_on(writing, guard, "a", OLD, path="other")
-        with pytest.raises(StaleTokenError):
-            await admit_on(writing, guard, "a", OLD)
 
 
 async def raise_on(connection, guard, resource, token, path):
@@ -330,84 +242,6 @@ async def test_a_table_whose_creation_is_rolled_back_is_not_the_guards_own(to, s
     assert await server.value("SELECT to_regclass('other.fencing_fence')::text") is None
 
 
-async def test_a_table_whose_creation_is_not_committed_yet_is_the_guards_own_from_the_commit_on(server):
-    """Before it, a transaction elsewhere may be the earlier one."""
-    guard = SqlGuard(server.url)
-    await server.execute("CREATE SCHEMA other")
-    async with server.connected() as raising, server.connected() as writing:
-        transaction = await raise_on(raising, guard, "a", NEW, "other")
-        await admit_on(writing, guard, "a", OLD)
-        await transaction.commit()
-        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
-            await admit_on(writing, guard, "a", OLD)
-
-
-async def test_a_table_that_was_dropped_and_made_in_another_schema_is_the_guards_own(server):
-    guard = SqlGuard(f"{server.url}?search_path=other,public")
-    await guard.raise_to("a", NEW)
-    await server.execute("DROP TABLE fencing_fence")
-    await other_schema(server, guard)
-    async with server.connected() as connection:
-        await admit_on(connection, guard, "a", OLD, path="other")
-        await guard.raise_to("a", NEW)
-        with pytest.raises(StaleTokenError):
-            await admit_on(connection, guard, "a", OLD, path="other")
-    assert await server.value("SELECT token FROM other.fencing_fence") == 34
-
-
-async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_compared(server):
-    """The transaction cannot see it among the tables, and would take it for one that was dropped."""
-    guard = SqlGuard(server.url)
-    await other_schema(server, guard)
-    async with server.connected() as connection:
-        async with connection.transaction(isolation="repeatable_read"):
-            await connection.execute("SET LOCAL search_path = other; TABLE public.data")
-            await guard.raise_to("a", NEW)
-            with pytest.raises(UsageError, match="SqlGuard raises them in 'public"):
-                await guard.admit(connection, "a", OLD)
-
-
-@pytest.mark.parametrize("why", ["stale", "locked"])
-async def test_a_fence_that_could_not_be_raised_does_not_tell_where_the_guards_table_is(why, server):
-    guard = SqlGuard(server.url)
-    await server.execute(guard.ddl("postgresql"))
-    await other_schema(server, guard)
-    await server.execute("INSERT INTO other.fencing_fence VALUES ('a', 35, 'cccccccc')")
-    async with server.connected() as connection, server.connected() as locking, locking.transaction():
-        if why == "locked":
-            await locking.execute("TABLE other.fencing_fence FOR UPDATE")
-        with pytest.raises(StaleTokenError if why == "stale" else asyncpg.LockNotAvailableError):
-            async with connection.transaction():
-                await connection.execute("SET LOCAL search_path = other")
-                await guard.raise_in(connection, "a", NEW, wait=0.001)
-        await admit_on(connection, guard, "a", OLD)
-        await guard.raise_to("a", NEW)
-    assert await server.value("SELECT token FROM fencing_fence") == 34
-
-
-@pytest.mark.parametrize("method", ["raise_in", "admit"])
-async def test_a_transaction_that_waits_while_a_fence_is_raised_elsewhere_is_compared_with_it(method, server):
-    """It has looked for the table before, when the guard did not know of one."""
-    guard = SqlGuard(server.url)
-    await other_schema(server, guard)
-    await server.execute("INSERT INTO other.fencing_fence VALUES ('a', 1, 'aaaaaaaa')")
-
-    async def waiting():
-        async with server.connected() as connection, connection.transaction():
-            await connection.execute("SET LOCAL search_path = other")
-            await getattr(guard, method)(connection, "a", OLD)
-
-    async with server.connected() as locking:
-        async with locking.transaction():
-            await locking.execute("TABLE other.fencing_fence FOR UPDATE")
-            task = asyncio.create_task(waiting())
-            await waits(server)
-            await guard.raise_to("a", NEW)
-        with pytest.raises(UsageError, match="SqlGuard raises them in 'public"):
-            await task
-    assert await server.value("SELECT token FROM other.fencing_fence") == 1
-
-
 async def test_a_guard_with_a_database_raises_fences_in_one_table(server):
     guard = SqlGuard(server.url)
     await other_schema(server, guard)
@@ -435,44 +269,6 @@ async def test_each_tenant_may_have_a_table(with_schema, server):
     assert await server.value("SELECT token FROM other.fencing_fence") == 4
 
 
-async def test_a_table_that_hides_the_guards_own_is_found_out(server):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", NEW)
-    async with server.connected() as connection:
-        await admit_on(connection, guard, "b", OLD)
-        await connection.execute("CREATE TEMPORARY TABLE fencing_fence (LIKE fencing_fence INCLUDING ALL)")
-        with pytest.raises(UsageError, match="name the schema"):
-            await admit_on(connection, guard, "a", OLD)
-
-
-async def test_fences_are_not_raised_in_two_tables_in_turn(server):
-    """Connections of an engine may differ, too; a fence in the one table is missed by the writers of the other."""
-    async with opened("connection", server.url) as way:
-        guard = SqlGuard(way.engine)
-        await other_schema(server, guard)
-        await guard.raise_to("a", NEW)
-        for path in ("other", "public"):
-            async with way.begin() as transaction:  # of the one connection in the pool
-                await way.execute(transaction, f"SET search_path = {path}")
-            if path == "other":
-                with pytest.raises(UsageError, match="name the schema"):
-                    await guard.raise_to("a", Token(35, "cccccccc"))
-        await guard.raise_to("a", Token(36, "dddddddd"))
-    assert await server.value("SELECT count(*) FROM other.fencing_fence") == 0
-
-
-async def test_a_table_that_is_moved_to_another_schema_stays_the_guards_own(server):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", NEW)
-    async with server.connected() as connection:
-        await admit_on(connection, guard, "b", OLD)
-        await server.execute("CREATE SCHEMA other; ALTER TABLE fencing_fence SET SCHEMA other")
-        await admit_on(connection, guard, "b", OLD, path="other")
-        async with server.connected() as another:
-            with pytest.raises(StaleTokenError):
-                await admit_on(another, guard, "a", OLD, path="other")
-
-
 @pytest.mark.parametrize("table", ["fencing_fence", "public.fencing_fence"])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "new"])
 async def test_a_table_that_was_moved_is_not_made_a_second_time(known, table, server):
@@ -486,10 +282,10 @@ async def test_a_table_that_was_moved_is_not_made_a_second_time(known, table, se
         if known:
             with pytest.raises(asyncpg.UndefinedTableError):
                 await admit_on(connection, guard, "a", OLD)
-        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
+        with pytest.raises(UsageError, match="SqlGuard raises fences in other"):
             await admit_on(connection, guard, "a", OLD)
         await server.execute(guard.ddl("postgresql"))  # by hand
-        with pytest.raises(UsageError, match="SqlGuard raises them in 'other"):
+        with pytest.raises(UsageError, match="SqlGuard raises fences in other"):
             await admit_on(connection, guard, "a", OLD)
     assert await server.value("SELECT count(*) FROM public.fencing_fence") == 0
 
@@ -509,83 +305,6 @@ async def test_a_copy_that_takes_the_place_of_the_table_is_the_guards_own(server
             await admit_on(connection, guard, "a", OLD)
         await admit_on(connection, guard, "a", NEW)
         await guard.raise_to("a", Token(35, "cccccccc"))
-
-
-async def test_a_table_that_is_younger_than_the_snapshot_of_a_transaction_is_found(server):
-    """PostgreSQL takes a new row into it, although the transaction cannot see it among the tables."""
-    guard = SqlGuard(server.url)
-    async with server.connected() as connection:
-        async with connection.transaction(isolation="repeatable_read"):
-            await connection.execute("TABLE data")
-            await guard.raise_to("a", NEW)
-            await guard.admit(connection, "b", OLD)
-            await guard.raise_in(connection, "c", OLD)
-    assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
-
-
-@pytest.mark.parametrize("known", ["by its number and its name", "by its number alone, for a moment"])
-@pytest.mark.parametrize("table", ["fencing_fence", "public.fencing_fence"])
-async def test_a_table_that_is_made_while_a_transaction_looks_for_it_is_found(table, known, server):
-    """
-    It is found, too, by a session that has not heard of the commit.
-
-    That keeps in mind which names lead to no table, and looks anew for each number.
-    """
-    guard = SqlGuard(server.url, table=table)
-
-    class Looking:
-        def __init__(self, connection):
-            self.is_in_transaction, self._connection = connection.is_in_transaction, connection
-
-        async def fetch(self, statement, *parameters):
-            rows = await self._connection.fetch(statement, *parameters)
-            if rows and rows[0][0] is None:
-                await guard.raise_to("a", NEW)
-            if "::regclass::text" in statement and "alone" in known:
-                return [(rows[0][0], None)]
-            return rows
-
-    async with server.connected() as connection:
-        async with connection.transaction():
-            await guard.admit(Looking(connection), "b", OLD)
-    assert await server.value("SELECT token FROM fencing_fence WHERE resource = 'b'") == 33
-
-
-async def test_a_missing_table_may_be_one_that_the_search_path_leads_past(way, server):
-    """On a connection that has found the table. The statement of ddl() would make a second one."""
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", NEW)
-    await server.execute("CREATE SCHEMA other")
-    with pytest.raises(Exception, match="does not exist") as missing:
-        async with way.begin() as transaction:
-            await way.admit(guard, transaction, "b", OLD)
-            await way.execute(transaction, "SET LOCAL search_path = other")
-            await way.admit(guard, transaction, "a", OLD)
-    assert sqlstate(missing.value) == "42P01"
-    assert "unless the search_path of this transaction leads past schema 'public'" in missing.value.__notes__[0]
-
-
-async def test_no_search_path_leads_past_a_table_that_is_named_with_its_schema(server):
-    guard = SqlGuard(server.url, table="public.fencing_fence")
-    async with server.connected() as connection:
-        await guard.raise_to("a", NEW)
-        await admit_on(connection, guard, "a", NEW)
-        await server.execute("DROP TABLE fencing_fence")
-        with pytest.raises(asyncpg.UndefinedTableError) as missing:
-            await admit_on(connection, guard, "a", OLD)
-    assert missing.value.__notes__[0].endswith("run the statement of ddl('postgresql')")
-
-
-async def test_without_raised_fences_each_search_path_has_its_own(server):
-    """A guard that raises none has no table that a transaction could miss; it looks once and no more."""
-    guard, statements = SqlGuard(), []
-    await other_schema(server, guard)
-    async with server.connected() as connection:
-        for _ in range(2):  # the second one looks whether the table that it made was committed
-            await admit_on(connection, guard, "a", NEW)
-        connection.add_query_logger(lambda record: statements.append(record.query))
-        await admit_on(connection, guard, "a", OLD, path="other")
-    assert not any("to_regclass" in statement for statement in statements)
 
 
 async def test_a_transaction_in_another_database_is_found_out(server):
@@ -677,12 +396,6 @@ def test_what_the_environment_says_belongs_to_it(monkeypatch):
     assert SqlGuard("postgresql://app@db/shop").database is None
 
 
-async def test_other_guards_do_not_know(tmp_path):
-    async with opened("connection", "postgresql://app@db/shop") as way:
-        for guard in (SqlGuard(), SqlGuard(tmp_path / "app.db"), SqlGuard(way.engine)):
-            assert guard.database is None
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -727,11 +440,6 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-async def test_without_a_database_a_fence_cannot_be_raised_and_the_message_tells_of_the_servers():
-    with pytest.raises(UnsupportedError, match=r"postgresql://host/app.*mysql://user@host/app"):
-        await SqlGuard().raise_to("a", NEW)
 
 
 # Other ways to a server.

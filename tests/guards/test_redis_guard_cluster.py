@@ -5,16 +5,13 @@ import re
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-import redis
 from fault_proxy import FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import until
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.sentinel import Sentinel
 from redis.cluster import LoadBalancingStrategy
 from redis_cluster import Cluster
-from redis_replicas import Replicated
 from valkey.asyncio import ValkeyCluster
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token
@@ -140,16 +137,6 @@ async def test_a_key_in_another_slot_is_refused_before_anything_is_sent(guard, r
     assert [node.ask("DBSIZE") for node in redis_cluster.nodes] == [0, 0, 0]
 
 
-async def test_keys_that_carry_the_resource_are_written_together(guard, redis_cluster):
-    await guard.execute(
-        *("seats/42", NEW, ("MSET", "who:{seats/42}", "Ada", "{seats/42}:when", "now"), ("SET", "seats/42", "plain")),
-        ("PUBLISH", "changes", "seats/42"),
-    )
-    assert [stored(redis_cluster, key) for key in ("who:{seats/42}", "{seats/42}:when", "seats/42")] == [
-        *("Ada", "now", "plain")
-    ]
-
-
 # Slots that move.
 
 
@@ -249,49 +236,6 @@ async def test_a_fence_is_never_read_from_a_replica(redis_binary):
 # Sentinel, and what a failover takes.
 
 
-async def test_a_client_of_a_sentinel_finds_the_next_master(redis_sentinels):
-    sentinel = Sentinel(redis_sentinels.addresses)
-    client = sentinel.master_for(redis_sentinels.name)
-    guard = RedisGuard(client)
-    await guard.set("a", NEW, "x", "before")
-    await until(lambda: all(each.ask("GET", "x") == "before" for each in redis_sentinels.servers), what="a replica")
-    await redis_sentinels.failover()
-
-    async def accepted():
-        try:
-            await guard.set("a", NEW, "x", "after")
-        except (redis.ConnectionError, redis.TimeoutError):
-            return False
-        return True
-
-    async with asyncio.timeout(30):
-        while not await accepted():  # noqa: ASYNC110  (nobody tells that the client may find the next master now)
-            await asyncio.sleep(0.01)
-    with pytest.raises(StaleTokenError):
-        await guard.set("a", OLD, "x", "stale")
-    assert redis_sentinels.master.ask("GET", "x") == "after"
-    await client.aclose()
-    for each in sentinel.sentinels:
-        await each.aclose()
-
-
-async def test_a_failover_that_loses_writes_loses_fence_and_data_together(redis_binary: str):
-    """Not promised to be kept. But there is never data of a token whose fence is gone."""
-    async with Replicated(binary=redis_binary) as group:
-        async with RedisGuard(group.master.url) as guard:
-            await guard.set("a", OLD, "x", "old")
-            await group.synced()
-            group.cut_replication()
-            await guard.set("a", NEW, "x", "new")
-        master = await group.promote()
-        async with RedisGuard(master.url) as guard:
-            assert await guard.highest("a") == OLD
-            assert master.ask("GET", "x") == "old"
-            await guard.raise_to("a", Token(35))
-            with pytest.raises(StaleTokenError):
-                await guard.set("a", NEW, "x", "stale")
-
-
 # Several resources on a cluster.
 
 ACCOUNTS = ("accounts/1", "accounts/2", "accounts/3", "accounts/4")
@@ -314,16 +258,3 @@ async def test_commands_for_several_resources_need_one_slot(redis_cluster):
             await guard.execute_all(dict.fromkeys(ACCOUNTS, 33), ("SET", guard.key("accounts/1", "value"), "x"))
         assert [await guard.highest(name) for name in ACCOUNTS] == [None] * 4
         assert await guard.execute_all({"accounts/1": 33}, ("SET", guard.key("accounts/1", "value"), "x"))
-
-
-async def test_a_guard_of_a_url_that_was_closed_opens_connections_again_and_closes_those_too(redis_cluster):
-    def connected() -> bool:
-        return any("user=default" in node.ask("CLIENT", "LIST") for node in redis_cluster.masters)
-
-    await until(lambda: not connected(), what="the connections of earlier tests are closed")
-    guard = RedisGuard(cluster_url(redis_cluster))
-    for token in (OLD, NEW):
-        await asyncio.gather(*(guard.raise_to(name, token) for name in "abcdef"))
-        assert connected()
-        await guard.aclose()
-        await until(lambda: not connected(), what="they are closed")

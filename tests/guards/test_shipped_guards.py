@@ -20,8 +20,7 @@ from mysql_programs import flavours
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, Token, guards
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.errors import UnsupportedError
-from fencing_sdk.guards._verdict import admitted
+from fencing_sdk.guards import admitted
 from fencing_sdk.guards.etcd import EtcdGuard, put
 from fencing_sdk.guards.files import FileGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
@@ -149,26 +148,6 @@ async def test_a_guard_that_was_closed_opens_again_and_is_closed_again(guard):
     await guard.aclose()
 
 
-def test_every_guard_says_whether_it_takes_several_resources_in_one_step(guard):
-    assert callable(guard.admit_all)
-
-
-@pytest.mark.parametrize("guard", ["files", "kahuna"], indirect=True)
-async def test_a_guard_that_takes_one_resource_at_a_time_says_so(guard):
-    with pytest.raises(UnsupportedError, match=f"^{type(guard).__name__} .* one resource at a time"):
-        await guard.admit_all({"a": 1, "b": 2})
-
-
-async def test_a_refusal_of_several_is_told_with_the_resource_and_the_holder_that_were_refused():
-    events = []
-    guard = MemoryGuard(observers=[events.append])
-    await guard.raise_to("b", 34)
-    with pytest.raises(StaleTokenError):
-        guard.admit_all({"a": Token(40, "aaaaaaaa"), "b": Token(33, "bbbbbbbb")})
-    (refused,) = (event for event in events if event.kind == "stale_rejected")
-    assert (refused.resource, refused.token, refused.holder) == ("b", 33, "bbbbbbbb")
-
-
 @pytest.mark.parametrize("resource", NO_RESOURCES, ids=lambda resource: ascii(resource)[:20])
 async def test_asking_for_what_names_no_resource_is_an_error(guard, resource):
     with pytest.raises(ConfigurationError):
@@ -262,19 +241,6 @@ def test_without_one_of_its_protections_it_does_not(tmp_path: Path, protection: 
     assert f"FAILED test_bucket.py::TestBucketGuard::{promise}" in done.stdout
 
 
-SILENT = """
-from fencing_sdk.testing import GuardSuite
-
-class TestNothing(GuardSuite): pass
-"""
-
-
-def test_a_suite_without_its_fixture_says_what_to_provide(tmp_path: Path):
-    done = run(tmp_path, SILENT)
-    assert done.returncode == 1
-    assert "provide a fixture 'guard'" in done.stdout
-
-
 # The one decision, in full, and SQLite's words for the same.
 
 
@@ -353,7 +319,6 @@ OF_BOTH = [
     [
         *((scheme, *row) for scheme in OVER_HTTP for row in OF_BOTH),
         ("etcd", "etcd+https://localhost", {"key": "no/such/file"}),
-        ("kahuna", "kahuna://localhost", {"connect_timeout": 0}),
     ],
 )
 def test_what_cannot_work_is_refused_when_built(scheme, url, options):

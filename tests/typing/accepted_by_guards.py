@@ -3,6 +3,7 @@
 import sqlite3
 
 import aiomysql
+import aiosqlite
 import asyncmy.connection
 import asyncpg
 import psycopg
@@ -24,6 +25,7 @@ async def connections_that_are_awaited(
     pool: asyncpg.Pool,
     psycopg_async: psycopg.AsyncConnection[TupleRow],
     with_other_rows: psycopg.AsyncConnection[DictRow],
+    of_aiosqlite: aiosqlite.Connection,
     connection: AsyncConnection,
     session: AsyncSession,
 ) -> None:
@@ -32,6 +34,7 @@ async def connections_that_are_awaited(
         await guard.admit(proxy, "a", 1)
     await guard.admit(psycopg_async, "a", 1)
     await guard.admit(with_other_rows, "a", 1)
+    await guard.admit(of_aiosqlite, "a", 1)
     await guard.admit(connection, "a", 1)
     await guard.admit(session, "a", 1)
     await guard.raise_in(session, "a", 1)
@@ -77,7 +80,5 @@ async def outcomes_of_a_column(
     blocking: pymysql.Connection[pymysql.cursors.DictCursor],
     cursor: pymysql.cursors.DictCursor,
 ) -> bool:
-    await column.check(session)
-    column.check_sync(blocking)
     found: bool = await column.written(session, 42, 7, "UPDATE 1")
     return found and column.written_sync(blocking, 42, 7, cursor)

@@ -7,18 +7,10 @@ Every mistake is marked with the error that it must cause. A mark on a line that
 
 import sqlite3
 
-import aiomysql
-import asyncmy.connection
-import psycopg
-import pymysql
-from psycopg.rows import TupleRow
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from fencing_sdk import LockClient, connect, current_token
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event
-from fencing_sdk.guards.sql import FenceColumn, SqlGuard
+from fencing_sdk.guards.sql import FenceColumn
 from fencing_sdk.recipes import holding
 
 locks = connect("memory://")
@@ -124,24 +116,8 @@ def watch(event: Event) -> None:
     event.name = "b"  # type: ignore[misc]
 
 
-async def connections(
-    file: sqlite3.Connection,
-    awaited: psycopg.AsyncConnection[TupleRow],
-    session: AsyncSession,
-    of_asyncmy: asyncmy.connection.Connection,
-    of_aiomysql: aiomysql.Connection,
-    cursor: pymysql.cursors.DictCursor,
-) -> None:
-    guard = SqlGuard(create_engine("sqlite:///app.db"))  # type: ignore[arg-type]
-    guard.admit_sync(awaited, "a", 1)  # type: ignore[arg-type]
-    guard.admit_sync(session, "a", 1)  # type: ignore[arg-type]
-    guard.admit_sync(file.cursor(), "a", 1)  # type: ignore[arg-type]
-    guard.admit_sync(of_asyncmy, "a", 1)  # type: ignore[arg-type]
-    guard.admit_sync(of_aiomysql, "a", 1)  # type: ignore[arg-type]
-    guard.admit_sync(cursor, "a", 1)  # type: ignore[arg-type]
+def column(file: sqlite3.Connection, cursor: sqlite3.Cursor) -> None:
     FenceColumn("seats").written_sync(file, 42, 7, cursor)  # type: ignore[call-arg]
-    FenceColumn("seats", key="seat").written_sync(file, 42, 7, None)  # type: ignore[arg-type]
-    await guard.admit("postgresql://host/app", "a", 1)  # type: ignore[arg-type]
 
 
 def shares(locks: LockClient) -> None:

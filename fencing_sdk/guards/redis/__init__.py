@@ -32,7 +32,7 @@ from fencing_sdk._values.token import Token, format_token
 from fencing_sdk._values.url import decoded, read_database, refuse_url, split_url
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import StoreGuard, check_token_of, check_tokens
+from fencing_sdk.guards import StoreGuard, check_token_of, check_tokens
 from fencing_sdk.guards.redis._scripts import (
     EXECUTE,
     Argument,
@@ -62,7 +62,6 @@ __all__ = ["Argument", "Command", "FencedScript", "RedisGuard"]
 
 Client: TypeAlias = "Redis | RedisCluster | Valkey | ValkeyCluster"
 
-_MIN_RETENTION = 1.0
 _PATIENCE = 5.0
 """Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -75,8 +74,8 @@ class RedisGuard(StoreGuard):
     """
     Keeps fences beside the data in Redis, and runs commands only for a current token.
 
-    A resource has one fence, at the key ``PREFIX:{resource}``. On a cluster, data that is written
-    with it has to be in the same slot: name it with `key`, or put ``{resource}`` into its key.
+    A resource has one fence, at the key ``PREFIX:{resource}``, a small key that stays. On a cluster, data that is
+    written with it has to be in the same slot: name it with `key`, or put ``{resource}`` into its key.
 
     Each write is sent once. If its answer is lost, the guard raises the driver's error, and it is unknown whether the
     server has carried out the write. The same holder may try again; `raise_to` does so by
@@ -92,9 +91,6 @@ class RedisGuard(StoreGuard):
 
         prefix: The beginning of the keys of fences.
 
-        retention: Seconds for which the server keeps a fence after the last accepted token. None keeps
-            it for ever, a small key for each resource: without its fence, a resource accepts an old token.
-
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.
 
@@ -107,12 +103,10 @@ class RedisGuard(StoreGuard):
         client_or_url: Client | str,
         *,
         prefix: str = "fence",
-        retention: Seconds | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         super().__init__(observers)
         self._prefix = check_prefix(prefix)
-        self._retention = _milliseconds(retention)
         self._is_own = isinstance(client_or_url, str)
         self._client: Any = _client_for(client_or_url) if isinstance(client_or_url, str) else client_or_url
         self._family = _family(self._client)
@@ -213,27 +207,8 @@ class RedisGuard(StoreGuard):
         Raises:
             StaleTokenError, ConfigurationError: as `execute`.
         """
-        expiry = () if ttl is None else ("PX", _milliseconds(ttl, "ttl", low=0.001))
+        expiry = () if ttl is None else ("PX", math.ceil(seconds(ttl, "ttl", low=0.001, high=1e12) * 1000))
         await self.execute(resource, token, ("SET", key, value, *expiry))
-
-    async def hset(self, resource: str, token: int, key: Argument, fields: Mapping[str, Argument]) -> int:
-        """
-        Check *token* and set *fields* of the hash at *key*, as one step; return how many are new.
-
-        Raises:
-            StaleTokenError, ConfigurationError: as `execute`.
-        """
-        words = [word for field in fields.items() for word in field]
-        return cast("int", (await self.execute(resource, token, ("HSET", key, *words)))[0])
-
-    async def getdel(self, resource: str, token: int, key: Argument) -> str | bytes | None:
-        """
-        Check *token*, and return and delete the value at *key*, as one step; None when there is none.
-
-        Raises:
-            StaleTokenError, ConfigurationError: as `execute`.
-        """
-        return cast("str | bytes | None", (await self.execute(resource, token, ("GETDEL", key)))[0])
 
     def script(self, body: str) -> FencedScript:
         """
@@ -280,7 +255,7 @@ class RedisGuard(StoreGuard):
         for token in tokens.values():
             format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
         check = [word for token in tokens.values() for word in (f"{token:d}", token.holder or "")]
-        words = [*arguments, *check, self._retention, str(len(tokens))]
+        words = [*arguments, *check, str(len(tokens))]
         with self._reports.of_refusals(tokens):
             keys = [*touched, *fences.values()]
             try:
@@ -438,7 +413,3 @@ def _client_for(url: str) -> Redis | RedisCluster:
         return client
     msg = "url cannot be used: an option in its query is unknown or has a wrong value"
     raise ConfigurationError(msg)
-
-
-def _milliseconds(duration: Seconds | None, parameter: str = "retention", *, low: float = _MIN_RETENTION) -> str:
-    return "0" if duration is None else str(math.ceil(seconds(duration, parameter, low=low, high=1e12) * 1000))

@@ -25,7 +25,7 @@ from typing import TypeAlias, cast
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.token import Token, token_of_parts
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
-from fencing_sdk.guards._verdict import refusal
+from fencing_sdk.guards import refusal
 
 _SLOTS = 16_384
 _ESCAPES = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})

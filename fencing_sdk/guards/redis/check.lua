@@ -1,13 +1,12 @@
--- The check in front of every script of RedisGuard. It decides as fencing_sdk/guards/_verdict.py does.
+-- The check in front of every script of RedisGuard. It decides as fencing_sdk/guards/__init__.py does.
 --
 -- Its lines are joined to one, so that the line numbers in an error message are those of the body. So a
 -- comment needs a line of its own. The last of KEYS are the fences, one or more. The last of ARGV are a token and its
--- holder ('' if unknown) for each fence, the retention in ms ('0': for ever), and the number of fences. The check
--- removes them from KEYS and ARGV, and the body finds only its own. No fence is written before all have accepted.
+-- holder ('' if unknown) for each fence, and the number of fences. The check removes them from KEYS and ARGV, and the
+-- body finds only its own. No fence is written before all have accepted.
 --
 -- {1, value} accepted    {0, number, holder, which} refused    {-1, which} the key holds something that is not a fence
 local count = tonumber(table.remove(ARGV))
-local retention = table.remove(ARGV)
 local asked = {}
 for which = count, 1, -1 do
   local holder = table.remove(ARGV)
@@ -35,12 +34,5 @@ end
 for _, claim in ipairs(asked) do
   local raised = claim.token
   if claim.holder ~= '' then raised = raised .. ' ' .. claim.holder end
-  if retention ~= '0' then
-    -- Not PEXPIRE: a full server allows it, and then allows every other write of this script.
-    redis.call('SET', claim.key, raised, 'PX', retention)
-  elseif raised ~= claim.fence then
-    redis.call('SET', claim.key, raised)
-  elseif redis.call('PTTL', claim.key) ~= -1 then
-    redis.call('PERSIST', claim.key)
-  end
+  if raised ~= claim.fence then redis.call('SET', claim.key, raised) end
 end

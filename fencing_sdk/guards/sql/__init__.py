@@ -13,27 +13,31 @@ Or the fence as a column of your own table: one statement checks the token and w
     done = await session.execute(statement)
     if not await seats.written(session, 42, token, done): ...   # there is no such seat
 
-For SQLite 3.35 or newer, through `sqlite3` or SQLAlchemy; for PostgreSQL, through asyncpg, psycopg 3 or SQLAlchemy; for
-MySQL 8 and MariaDB 10.6 or newer, through asyncmy, aiomysql, PyMySQL, mysqlclient or SQLAlchemy. This module imports
-none of them unless a URL needs it.
+For SQLite 3.35 or newer, through `sqlite3`, aiosqlite or SQLAlchemy; for PostgreSQL, through asyncpg, psycopg 3 or
+SQLAlchemy; for MySQL 8 and MariaDB 10.6 or newer, through asyncmy, aiomysql, PyMySQL, mysqlclient or SQLAlchemy. This
+module imports none of them unless a URL needs it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.token import Token, check_token
-from fencing_sdk.errors import ConfigurationError, UsageError, shown
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
 from fencing_sdk.events import Observer
-from fencing_sdk.guards._verdict import Reports, check_token_of, check_tokens, refusal
-from fencing_sdk.guards.sql._databases import DIALECTS, WRITER_PATIENCE, NoDatabase, RunsApart, own_database
+from fencing_sdk.guards import Reports, check_token_of, check_tokens, refusal
+from fencing_sdk.guards.sql._databases import (
+    DIALECTS,
+    WRITER_PATIENCE,
+    EngineDatabase,
+    MysqlDatabase,
+    Work,
+    own_database,
+)
 from fencing_sdk.guards.sql._fence_table import FenceTable, check_identifier
-from fencing_sdk.guards.sql._protocols import AlchemyAsyncEngine, AsyncTransaction, SyncTransaction
-from fencing_sdk.guards.sql._transaction import Steps, Transaction, dialect_of, perform, perform_sync
+from fencing_sdk.guards.sql._transaction import SQLITE, T, Transaction, dialect_of, perform, perform_sync
 
 __all__ = ["FenceColumn", "SqlGuard"]
 
@@ -74,7 +78,7 @@ class SqlGuard(Uncopied):
 
     def __init__(
         self,
-        connect: AlchemyAsyncEngine | str | os.PathLike[str] | None = None,
+        connect: object = None,
         *,
         table: str = "fencing_fence",
         create: bool = True,
@@ -92,7 +96,7 @@ class SqlGuard(Uncopied):
 
         None if there is no such URL, or if the URL does not determine the database.
         """
-        return self._database.identity
+        return None if self._database is None else self._database.identity
 
     def ddl(self, dialect: str | None = None) -> str:
         """
@@ -105,18 +109,19 @@ class SqlGuard(Uncopied):
         Raises:
             ConfigurationError: *dialect* is another one.
         """
-        chosen = self._fences.get(dialect_of(dialect or self._database.dialect))
+        own = SQLITE if self._database is None else self._database.dialect
+        chosen = self._fences.get(dialect_of(dialect or own))
         if chosen is None:
-            msg = f"dialect must be one of {', '.join(self._fences)}, got {shown(dialect or self._database.dialect)}"
+            msg = f"dialect must be one of {', '.join(self._fences)}, got {shown(dialect or own)}"
             raise ConfigurationError(msg)
-        return chosen.ddl()
+        return chosen.ddl
 
-    async def admit(self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int) -> None:
+    async def admit(self, transaction: object, resource: str, token: int) -> None:
         """
         Check *token* and write it as the fence, in your *transaction*. Your writes follow in the same one.
 
-        The guard recognises the database by the transaction. With a driver that blocks, this method blocks the
-        event loop; call `admit_sync` in a worker thread instead.
+        *transaction* is a connection of asyncpg, psycopg, aiosqlite, asyncmy or aiomysql, or SQLAlchemy's AsyncSession
+        or AsyncConnection. With what `admit_sync` takes, this method blocks the event loop.
 
         Raises:
             StaleTokenError: the resource has seen a later token. Roll back; nothing was changed.
@@ -127,18 +132,19 @@ class SqlGuard(Uncopied):
         """
         await self.admit_all(transaction, check_token_of(resource, token))
 
-    def admit_sync(self, transaction: SyncTransaction, resource: str, token: int) -> None:
+    def admit_sync(self, transaction: object, resource: str, token: int) -> None:
         """
         Do the same as `admit` without an event loop.
 
-        For sqlite3, psycopg, PyMySQL, mysqlclient, or a Connection or Session of SQLAlchemy.
+        *transaction* is a connection of sqlite3, psycopg, PyMySQL or mysqlclient, or a Session or Connection of
+        SQLAlchemy.
 
         Raises:
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         self.admit_all_sync(transaction, check_token_of(resource, token))
 
-    async def admit_all(self, transaction: AsyncTransaction | SyncTransaction, tokens: Mapping[str, int]) -> None:
+    async def admit_all(self, transaction: object, tokens: Mapping[str, int]) -> None:
         """
         Check the token of each resource and write all of them as fences, in your *transaction*, in one step.
 
@@ -157,9 +163,11 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            await self._with_a_table(lambda: perform(transaction, lambda opened: self._admit(opened, checked)))
+            await self._with_a_table(
+                lambda: perform(transaction, lambda opened: self._of(opened).admit(opened, checked))
+            )
 
-    def admit_all_sync(self, transaction: SyncTransaction, tokens: Mapping[str, int]) -> None:
+    def admit_all_sync(self, transaction: object, tokens: Mapping[str, int]) -> None:
         """
         Do the same as `admit_all` without an event loop.
 
@@ -168,7 +176,7 @@ class SqlGuard(Uncopied):
         """
         checked = check_tokens(tokens)
         with self._reports.of_refusals(checked):
-            perform_sync(transaction, lambda opened: self._admit(opened, checked))
+            perform_sync(transaction, lambda opened: self._of(opened).admit(opened, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
         """
@@ -182,15 +190,13 @@ class SqlGuard(Uncopied):
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_refusals(checked):
             await self._with_a_table(
-                lambda: self._database.run(
+                lambda: self._run(
                     lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
                 )
             )
         self._reports.raised({resource: checked})
 
-    async def raise_in(
-        self, transaction: AsyncTransaction | SyncTransaction, resource: str, token: int, *, wait: float = 5.0
-    ) -> None:
+    async def raise_in(self, transaction: object, resource: str, token: int, *, wait: float = 5.0) -> None:
         """
         Raise the fence in your *transaction*: it counts once you commit.
 
@@ -218,7 +224,7 @@ class SqlGuard(Uncopied):
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         # A guard with a database has one table; one without may raise fences wherever a transaction leads.
-        own = not isinstance(self._database, NoDatabase)
+        own = self._database is not None
         with self._reports.of_refusals(checked):
             await self._with_a_table(
                 lambda: perform(
@@ -234,40 +240,37 @@ class SqlGuard(Uncopied):
             UnsupportedError: the guard was built without a database.
         """
         resource = check_name(resource, parameter="resource")
-        return await self._database.run(lambda opened: self._of(opened).highest(opened, resource))
+        return await self._run(lambda opened: self._of(opened).highest(opened, resource))
+
+    async def _run(self, work: Work[T]) -> T:
+        if self._database is None:
+            msg = (
+                "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db'), "
+                "SqlGuard('postgresql://host/app'), SqlGuard('mysql://user@host/app') or SqlGuard(async_engine)"
+            )
+            raise UnsupportedError(msg)
+        return await self._database.run(work)
 
     async def _with_a_table(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Make the *attempt*. If it lacks a table that its transaction cannot create, create it and try again."""
         try:
             return await attempt()
         except Exception as error:
-            fences = self._fences.get(self._database.dialect)
-            if fences is None or not isinstance(self._database, RunsApart) or not fences.has_to_be_created(error):
+            database = self._database
+            if not isinstance(database, MysqlDatabase | EngineDatabase):
+                raise
+            fences = self._fences.get(database.dialect)
+            if fences is None or not fences.has_to_be_created(error):
                 raise
         try:
-            await self._database.run_apart(fences.ddl())
+            await database.create(fences.ddl)
         except Exception as error:
             error.add_note("fencing_sdk: SqlGuard cannot create its table; as another user, run the statement of ddl()")
             raise
         return await attempt()
 
-    def _admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
-        yield from self._of(transaction).admit(transaction, tokens)
-
     def _of(self, transaction: Transaction) -> FenceTable:
         return self._fences[transaction.dialect]
-
-
-@runtime_checkable
-class HasRowCount(Protocol):
-    """A cursor of any driver, or a result of SQLAlchemy."""
-
-    @property
-    def rowcount(self) -> int: ...
-
-
-Outcome: TypeAlias = "HasRowCount | int | str | Sequence[object]"
-"""What a driver returns for an UPDATE: a cursor or result, a count, asyncpg's "UPDATE 1", or rows of RETURNING."""
 
 
 class FenceColumn:
@@ -305,12 +308,15 @@ class FenceColumn:
         self._wide_enough = False
         self._reports = Reports(observers)
 
-    async def written(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
+    async def written(self, transaction: object, key: object, token: int, outcome: object) -> bool:
         """
         Return whether the statement with this *outcome* changed the row. Call it in the same *transaction*.
 
+        *outcome* is what the driver returned for the UPDATE: a cursor or result, a count, asyncpg's "UPDATE 1", or rows
+        of RETURNING.
+
         False means that the row is missing, or that another condition of your statement excluded it. On
-        PostgreSQL and MySQL the first call also does what `check` does.
+        PostgreSQL and MySQL the first call also checks that the column can store every token.
 
         Connect to MySQL and MariaDB with ``client_flag=CLIENT.FOUND_ROWS``, as SQLAlchemy and Django do. Without it
         they do not count a row that the statement finds and leaves as it is.
@@ -328,7 +334,7 @@ class FenceColumn:
         with self._reports.of_refusals(checked):
             return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
 
-    def written_sync(self, transaction: object, key: object, token: int, outcome: Outcome) -> bool:
+    def written_sync(self, transaction: object, key: object, token: int, outcome: object) -> bool:
         """
         Do the same as `written` without an event loop.
 
@@ -341,54 +347,28 @@ class FenceColumn:
         with self._reports.of_refusals(checked):
             return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
 
-    async def check(self, transaction: object) -> None:
+    async def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> bool:
         """
-        Check that the column can store every token. Call it once, when a program starts, before the first write.
-
-        Without it, an UPDATE with a token that is too large raises the driver's error, which names neither
-        the column nor the fix.
-
-        Raises:
-            UsageError: the column is too narrow, such as PostgreSQL's INTEGER, or *transaction* is not a transaction.
-            UnsupportedError: SqlGuard does not support the database or its driver.
-        """
-        await perform(transaction, self._check)
-
-    def check_sync(self, transaction: object) -> None:
-        """
-        Do the same as `check` without an event loop.
-
-        Raises:
-            UsageError, UnsupportedError: as `check`.
-        """
-        perform_sync(transaction, self._check)
-
-    def _check(self, transaction: Transaction) -> Steps[None]:
-        yield from DIALECTS[transaction.dialect].check_column(self._table, self._column)
-        self._wide_enough = True
-
-    def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> Steps[bool]:
-        if not self._wide_enough:
-            yield from self._check(transaction)
-        return True if count else (yield from self._why(transaction, key, token))
-
-    def _why(self, transaction: Transaction, key: object, token: Token) -> Steps[bool]:
-        """
-        Find out why no row was changed. A fence never goes down, so one that refused the write is still there.
+        Find out why no row was changed, if none was. A fence never goes down, so one that refused the write is there.
 
         Raises:
             StaleTokenError: the fence has refused it.
         """
         dialect, names = DIALECTS[transaction.dialect], (self._table, self._key, self._column)
-        rows = yield dialect.fence_of_row(*names).format(transaction.placeholder), (key,)
+        if not self._wide_enough:
+            await dialect.check_column(transaction, self._table, self._column)
+            self._wide_enough = True
+        if count:
+            return True
+        rows = await transaction.fetch(dialect.fence_of_row(*names).format(transaction.placeholder), (key,))
         for (fence,) in rows:
             if fence is None:
                 msg = f"the fence of {shown(key)} in {self._table} is NULL; declare the column NOT NULL DEFAULT 0"
                 raise UsageError(msg)
-            if token < cast("int", fence):
+            if token < fence:
                 resource = f"{self._table}/{key}"
-                raise refusal(resource, token, Token(cast("int", fence)))
-            if token == fence and not (yield from dialect.counts_what_it_finds(*names, key)):
+                raise refusal(resource, token, Token(fence))
+            if token == fence and not await dialect.counts_found_rows(transaction, names, key):
                 msg = (
                     f"the UPDATE of {shown(key)} in {self._table} has changed nothing, and this connection does not "
                     "count the rows that it has found: the row may be written already, or excluded by another "
@@ -406,7 +386,7 @@ def _count(outcome: object) -> int:
         UsageError: it has no number, or there are several.
     """
     count: object = outcome
-    if isinstance(outcome, HasRowCount):
+    if hasattr(outcome, "rowcount"):
         count = outcome.rowcount
     elif isinstance(outcome, str):
         count = int(last) if (last := outcome.rpartition(" ")[2]).isdecimal() else None

@@ -14,9 +14,9 @@ import asyncio
 import os
 import sqlite3
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import closing
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, closing, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import anyio
@@ -28,13 +28,19 @@ from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
 from fencing_sdk._values.drivers import install
 from fencing_sdk._values.tasks import move_on_after, retrieve
 from fencing_sdk._values.url import SCHEMES, TLS_FILES, read_postgresql_url, split_url
-from fencing_sdk.errors import ConfigurationError, UnsupportedError
-from fencing_sdk.guards.sql._fence_table import FenceTable
+from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.guards.sql._fence_table import FenceTable, SqliteFences
 from fencing_sdk.guards.sql._mysql import MysqlFences
 from fencing_sdk.guards.sql._postgresql import PostgresqlFences
-from fencing_sdk.guards.sql._protocols import MYSQL, POSTGRESQL, SQLITE, AlchemyAsyncEngine, AsyncpgConnection
-from fencing_sdk.guards.sql._sqlite import SqliteFences
-from fencing_sdk.guards.sql._transaction import Steps, Transaction, dialect_of, perform, perform_sync
+from fencing_sdk.guards.sql._transaction import (
+    MYSQL,
+    POSTGRESQL,
+    SQLITE,
+    Transaction,
+    dialect_of,
+    perform,
+    perform_sync,
+)
 
 if TYPE_CHECKING:
     from fencing_sdk._mysql.driver import MysqlDriverConnection
@@ -44,24 +50,14 @@ T = TypeVar("T")
 DIALECTS: Mapping[str, type[FenceTable]] = {
     kind.dialect: kind for kind in (SqliteFences, PostgresqlFences, MysqlFences)
 }
-"""What each dialect does in its own way, by SQLAlchemy's name of the dialect."""
+"""The table of each dialect, by SQLAlchemy's name of it."""
+
+Work: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 _CONNECT_PATIENCE = 30.0
 """Seconds that the opening of a connection may take."""
 CLOSE_PATIENCE = 1.0
 """Seconds for cancelling a statement on the server and closing the connection."""
-
-
-class _OwnConnection(AsyncpgConnection, Protocol):
-    async def execute(self, query: str, /) -> object: ...
-
-    async def close(self) -> None: ...
-
-
-class _Connect(Protocol):
-    async def __call__(
-        self, dsn: str | None, /, *, timeout: float, statement_cache_size: int, **parts: object
-    ) -> _OwnConnection: ...
 
 
 class PostgresqlDatabase:
@@ -83,9 +79,9 @@ class PostgresqlDatabase:
         except ModuleNotFoundError as error:
             msg = f"{error.name} is not installed; run: {install('postgresql')}"
             raise ConfigurationError(msg) from error
-        self._connect = cast("_Connect", asyncpg.connect)
+        self._connect = asyncpg.connect
 
-    async def run(self, work: Callable[[Transaction], Steps[T]]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """
         Run *work* in a transaction of its own.
 
@@ -138,42 +134,43 @@ class MysqlDatabase:
             raise ConfigurationError(str(error)) from error
         self._driver = driver
 
-    async def run(self, work: Callable[[Transaction], Steps[T]]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """Run *work* in a transaction of its own, at READ COMMITTED."""
-        return await self._on_a_connection(lambda connection: self._transact(connection, work))
+        async with self._connected() as connection:
+            await self._driver.ask(connection, "START TRANSACTION")
+            result = await perform(connection, work)
+            await self._driver.ask(connection, "COMMIT")  # after an error, closing rolls back
+            return result
 
-    async def run_apart(self, statement: str) -> None:
-        """See `RunsApart`."""
-        await self._on_a_connection(lambda connection: self._driver.ask(connection, statement))
+    async def create(self, ddl: str) -> None:
+        """Create the table on a connection without a transaction, which the statement would commit."""
+        async with self._connected() as connection:
+            await self._driver.ask(connection, ddl)
 
-    async def _transact(self, connection: MysqlDriverConnection, work: Callable[[Transaction], Steps[T]]) -> T:
-        await self._driver.ask(connection, "START TRANSACTION")
-        result = await perform(connection, work)
-        await self._driver.ask(connection, "COMMIT")  # after an error, closing rolls back
-        return result
-
-    async def _on_a_connection(self, use: Callable[[MysqlDriverConnection], Awaitable[T]]) -> T:
-        connection = await self._connect()
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[MysqlDriverConnection]:
+        """Connect to the first host that takes the connection."""
+        *others, last = self._url.each_host()
+        connection = None
+        for url in others:
+            with suppress(OSError, self._driver.ServerError):
+                connection = await self._dial(url)
+                break
+        connection = connection or await self._dial(last)
         try:
-            result = await use(connection)
+            yield connection
             with move_on_after(CLOSE_PATIENCE, shield=True):
                 await connection.ensure_closed()
-            return result
         finally:
             connection.close()
 
-    async def _connect(self) -> MysqlDriverConnection:
-        """Connect to the first host that takes the connection."""
-        *others, last = self._url.each_host()
-        for url in others:
-            try:
-                return await self._dial(url)
-            except (OSError, self._driver.ServerError):
-                continue
-        return await self._dial(last)
-
     async def _dial(self, url: MysqlUrl) -> MysqlDriverConnection:
-        """In a task of its own: asyncmy may swallow a cancellation, and waits for an answer without a limit."""
+        """Connect in a task: asyncmy may swallow a cancellation, and waits for an answer without a limit."""
+
+        def close_late(task: asyncio.Task[MysqlDriverConnection]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
+
         task = asyncio.ensure_future(self._driver.connect(url, patience=_CONNECT_PATIENCE))
         try:
             await asyncio.wait([task], timeout=_CONNECT_PATIENCE)
@@ -183,59 +180,12 @@ class MysqlDatabase:
             raise TimeoutError(msg)
         finally:
             if not task.done():
-                task.add_done_callback(_close_late)
+                task.add_done_callback(close_late)
                 task.cancel()
-
-
-def _close_late(dialing: asyncio.Task[MysqlDriverConnection]) -> None:
-    if not dialing.cancelled() and dialing.exception() is None:
-        dialing.result().close()
 
 
 WRITER_PATIENCE = 30.0
 """Seconds that a transaction of the guard waits for another writer. A caller that is cancelled stops waiting."""
-
-Work = Callable[[Transaction], Steps[T]]
-
-
-class OwnDatabase(Protocol):
-    """Runs work in a transaction of its own, which is committed unless the work raises."""
-
-    @property
-    def dialect(self) -> str:
-        """SQLAlchemy's name of the dialect."""
-        ...
-
-    @property
-    def identity(self) -> str | None:
-        """See `SqlGuard.database`."""
-        ...
-
-    async def run(self, work: Work[T]) -> T: ...
-
-
-@runtime_checkable
-class RunsApart(Protocol):
-    """A database in which a statement would commit the transaction in which it stands."""
-
-    async def run_apart(self, statement: str) -> None:
-        """Run *statement* on a connection without a transaction."""
-        ...
-
-
-class NoDatabase:
-    """A guard without a database of its own. It works in the transactions of its callers only."""
-
-    dialect = SQLITE
-    identity = None
-
-    async def run(self, work: Work[T]) -> T:  # noqa: ARG002  (there is no transaction to run it in)
-        """Refuse, because there is no database."""
-        msg = (
-            "SqlGuard() has no database of its own; pass SqlGuard('sqlite:///app.db'), "
-            "SqlGuard('postgresql://host/app'), SqlGuard('mysql://user@host/app') or SqlGuard(async_engine)"
-        )
-        raise UnsupportedError(msg)
 
 
 class SqliteDatabase:
@@ -259,83 +209,69 @@ class SqliteDatabase:
             return result
 
 
-class _SyncConnection(Protocol):
-    def exec_driver_sql(self, statement: str, /) -> object: ...
-
-
 class EngineDatabase:
     """The database of SQLAlchemy's AsyncEngine."""
 
     identity = None
     """Unknown: an argument of the engine that cannot be read here may lead to another database than its URL."""
 
-    def __init__(self, engine: AlchemyAsyncEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.dialect = dialect_of(engine.dialect.name)
 
     async def run(self, work: Work[T]) -> T:
-        """Run *work* on a connection of the engine's pool."""
-        if self.dialect == SQLITE:
-            return await self._run(perform_sync, work)
-        return await _run_to_end(self._run(_at_read_committed, work))
+        """
+        Run *work* on a connection of the engine's pool, in a task of its own.
 
-    async def run_apart(self, statement: str) -> None:
-        """See `RunsApart`. The statement is the first of its transaction."""
+        A cancel scope cancels again and again until its body ends. SQLAlchemy cuts the connection then, without
+        cancelling the statement at the server, which would go on waiting in a transaction that no client ends. So the
+        task is cancelled once, and waited for.
+        """
+        task = asyncio.ensure_future(self._run(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            with move_on_after(CLOSE_PATIENCE, shield=True):
+                await asyncio.wait([task])
+            task.add_done_callback(retrieve)
+            raise
 
-        def run(connection: object, statement: str) -> None:
-            cast("_SyncConnection", connection).exec_driver_sql(statement)
-
+    async def _run(self, work: Work[T]) -> T:
         async with self._engine.begin() as connection:
-            await connection.run_sync(run, statement)
+            if self.dialect != SQLITE:
+                # At other levels, to which the engine may be set, a server may refuse a fence that was raised
+                # meanwhile.
+                await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            return await perform(connection, work)
 
-    async def _run(self, perform: Callable[[object, Work[T]], T], work: Work[T]) -> T:
+    async def create(self, ddl: str) -> None:
+        """Create the table by the first statement of a transaction, which it may commit."""
         async with self._engine.begin() as connection:
-            result: T = await connection.run_sync(perform, work)
-            return result
+            await connection.exec_driver_sql(ddl)
 
 
-def _at_read_committed(connection: object, work: Work[T]) -> T:
-    """At other levels, to which the engine may be set, a server may refuse a fence that was raised meanwhile."""
-    cast("_SyncConnection", connection).exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    return perform_sync(connection, work)
+OwnDatabase: TypeAlias = PostgresqlDatabase | MysqlDatabase | SqliteDatabase | EngineDatabase
 
 
-async def _run_to_end(work: Coroutine[object, object, T]) -> T:
+def own_database(connect: object) -> OwnDatabase | None:
     """
-    Run *work* in a task of its own. If the caller is cancelled, cancel the task once and wait for its end.
-
-    A cancel scope cancels again and again until its body ends. SQLAlchemy cuts the connection then, without cancelling
-    the statement at the server, which would go on waiting in a transaction that no client ends.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.cancel()
-        with move_on_after(CLOSE_PATIENCE, shield=True):
-            await asyncio.wait([task])
-        task.add_done_callback(retrieve)
-        raise
-
-
-def own_database(connect: object) -> OwnDatabase:
-    """
-    Make the database for *connect*: None, a path, a URL or an AsyncEngine.
+    Make the database for *connect*: a path, a URL or an AsyncEngine; None without one.
 
     Raises:
         ConfigurationError: it is none of these, or names no file.
     """
     if connect is None:
-        return NoDatabase()
+        return None
     if isinstance(connect, os.PathLike):
         connect = os.fspath(connect)
     if isinstance(connect, str):
         scheme = connect.partition("://")[0]
         if scheme in MYSQL_SCHEMES:
             return MysqlDatabase(connect)
-        return PostgresqlDatabase(connect) if scheme in SCHEMES else SqliteDatabase(_path(connect))
+        return PostgresqlDatabase(connect) if scheme in SCHEMES else SqliteDatabase(_path_of(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
-        return EngineDatabase(cast("AlchemyAsyncEngine", connect))
+        return EngineDatabase(connect)
     msg = (
         "connect must be a path, a URL such as 'sqlite:///app.db', 'postgresql://host/app' or 'mysql://user@host/app', "
         f"or SQLAlchemy's AsyncEngine, not {type(connect).__name__}"
@@ -343,27 +279,25 @@ def own_database(connect: object) -> OwnDatabase:
     raise ConfigurationError(msg)
 
 
-def _path(text: str) -> str:
-    path = _path_of_url(text) if "://" in text else text
-    if path in {"", ":memory:"} or "\0" in path:
-        msg = "SqlGuard needs a file, such as sqlite:///app.db: only one connection can see a database in memory"
-        raise ConfigurationError(msg)
-    return path
-
-
-def _path_of_url(url: str) -> str:
-    scheme = url.partition("://")[0]
-    if "+" in scheme:
+def _path_of(text: str) -> str:
+    """Return the path of an SQLite file, which is *text* or stands in its URL."""
+    scheme, is_url, _ = text.partition("://")
+    if is_url and "+" in scheme:
         msg = (
             "drop the '+driver' of the URL (postgresql://host/app, mysql://user@host/app, sqlite:///app.db), or pass "
             f"SQLAlchemy's engine: SqlGuard(create_async_engine(url)); if it is missing: {install('sqlalchemy')}"
         )
         raise ConfigurationError(msg)
-    parts = split_url(url)
-    if scheme != "sqlite" or parts.user is not None or parts.hosts or parts.query:
-        msg = (
-            "write sqlite:///relative.db or sqlite:////absolute.db, without options, or postgresql://host/database, "
-            "or mysql://user@host/database"
-        )
+    if is_url:
+        parts = split_url(text)
+        if scheme != "sqlite" or parts.user is not None or parts.hosts or parts.query:
+            msg = (
+                "write sqlite:///relative.db or sqlite:////absolute.db, without options, or "
+                "postgresql://host/database, or mysql://user@host/database"
+            )
+            raise ConfigurationError(msg)
+        text = unquote(parts.path.removeprefix("/"), errors="surrogateescape")
+    if text in {"", ":memory:"} or "\0" in text:
+        msg = "SqlGuard needs a file, such as sqlite:///app.db: only one connection can see a database in memory"
         raise ConfigurationError(msg)
-    return unquote(parts.path.removeprefix("/"), errors="surrogateescape")
+    return text

@@ -9,35 +9,22 @@ changed the row meanwhile:
     REPEATABLE READ      PostgreSQL refuses the statement with 40001 (serialization_failure): the
     SERIALIZABLE         caller tries the transaction again, and the new fence decides then
 
-A failed statement fails the whole transaction in PostgreSQL. So the guard looks for the table before it uses it, once
-for each connection. The answer also says in which schema the table is. If the ``search_path`` of a transaction leads to
-another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused, as
-long as that table exists: a rollback or a migration may have taken it away. A ``search_path`` may change, so each
-statement returns which table it has written, and if that is not the table which the connection has found, the guard
-looks again.
+A failed statement fails the whole transaction in PostgreSQL. So a guard that creates its table looks for it first, once
+for each connection. Each statement returns which table it has written. If the ``search_path`` of a transaction leads to
+another table than the one in which the guard raises fences, the transaction would miss those fences, and is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from weakref import WeakSet
 
 from fencing_sdk._values.token import Token
-from fencing_sdk.errors import UsageError, shown
+from fencing_sdk.errors import UsageError
 from fencing_sdk.guards.sql._fence_table import IF_ADMITTED, FenceTable, quoted
-from fencing_sdk.guards.sql._protocols import POSTGRESQL
-from fencing_sdk.guards.sql._transaction import Parameters, Row, Steps
+from fencing_sdk.guards.sql._transaction import POSTGRESQL, Parameters, Row, Transaction
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fencing_sdk.guards.sql._transaction import Transaction
-
-UNDEFINED_TABLE = "42P01"
-"""The SQLSTATE of a statement on a table that is missing."""
-_UNDEFINED_SCHEMA = "3F000"
-_NOT_PERMITTED = "42501"
+_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _NOT_PERMITTED = "42P01", "3F000", "42501"
 
 # COLLATE "C" compares bytes, so an update of the system's locales cannot break the index; a broken index would allow a
 # second fence for one resource. fillfactor leaves room in the page, because fences are rewritten often.
@@ -59,25 +46,14 @@ EXCEPTION WHEN unique_violation OR duplicate_table OR duplicate_object THEN
 END
 $fencing$"""
 
-# The table, if it exists; the current transaction; the database and schema in which the table is, or would be created;
-# and the type of its tokens.
-_LOOK_FOR_TABLE = """\
-SELECT named.oid::oid, txid_current_if_assigned(), current_database()::text,
-    coalesce(there.relnamespace::regnamespace::text, current_schema()::text),
-    ({kind})
-FROM (VALUES (to_regclass('{table}'))) AS named (oid)
-LEFT JOIN pg_catalog.pg_class AS there ON there.oid = named.oid"""
-
-# The name of the guard's own table, or its number if there is no such table now; then the table, if it exists now. A
-# query of pg_class would show what the snapshot of the transaction knows, which may be older than the tables.
-_LOOK_FOR_OWN = "SELECT {own}::oid::regclass::text, to_regclass('{table}')::oid"
-_SCHEMA_OF_OWN = "SELECT schema FROM pg_identify_object('pg_class'::regclass, {own}, 0)"
+# A transaction that has an id already may have created the table, and may roll back.
+_LOOK_FOR_TABLE = "SELECT to_regclass('{table}')::oid, txid_current_if_assigned() IS NULL"
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = (
     "INSERT INTO {table} AS fence (resource, token, holder)\n{row}\n"
     + IF_ADMITTED
-    + "fence.resource, '{table}'::regclass::oid"
+    + "fence.resource, '{table}'::regclass::oid, current_database()::text"
 )
 
 _ADMITTED_ROW = "VALUES ({p[0]}, {p[1]}, {p[2]})"
@@ -97,12 +73,6 @@ WHERE set_config('lock_timeout', {p[3]}, TRUE) IS NOT NULL
   AND CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
       THEN set_config('synchronous_commit', 'on', TRUE) ELSE '' END IS NOT NULL"""
 
-_FENCE = "SELECT token, holder FROM {table} WHERE resource = {p[0]}"
-
-_NUMBERED = ("$1", "$2", "$3", "$4")
-_FORMATTED = ("%s",) * 4
-
-
 _NARROW = {"smallint", "integer", "real"}
 
 # For a domain, its base type.
@@ -112,60 +82,6 @@ FROM pg_catalog.pg_attribute AS known JOIN pg_catalog.pg_type AS kind ON kind.oi
 WHERE known.attrelid = to_regclass('{table}') AND known.attname = '{column}'"""
 
 
-def _type_of_column(table: str, column: str) -> str:
-    """Return the query for the type of a *column*. The names were checked. A missing column gives no row."""
-    return _TYPE.format(table=quoted(table), column=column)
-
-
-def _refuse_narrow(table: str, column: str, found: object) -> None:
-    if found in _NARROW:
-        msg = (
-            f"column {column} of table {table} is {str(found).upper()}, and a token needs 64 bits; "
-            f"run: ALTER TABLE {quoted(table)} ALTER COLUMN {quoted(column)} TYPE BIGINT"
-        )
-        raise UsageError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresqlFenceStatements:
-    """The statements on one table of fences, for drivers that write parameters the same way."""
-
-    admit: str
-    """Parameters: resource, token, holder. A row if the token is admitted: the resource, and the table. Else none."""
-    admit_all: str
-    """Parameters: arrays of resources, tokens and holders. One row for each token that is admitted."""
-    raise_fence: str
-    """As for `admit`, and a fourth parameter: how long to wait for the row, in PostgreSQL's notation."""
-    fence: str
-    """Parameter: resource. Token and holder of the fence, if there is one."""
-
-    @classmethod
-    def for_table(cls, table: str, placeholders: Sequence[str]) -> PostgresqlFenceStatements:
-        """Write the statements for a *table* that is quoted."""
-
-        def filled(text: str) -> str:
-            return text.format(table=table, p=placeholders)
-
-        return cls(
-            admit=_ADMIT.format(table=table, row=filled(_ADMITTED_ROW)),
-            admit_all=_ADMIT.format(table=table, row=filled(_ADMITTED_ROWS)),
-            raise_fence=_ADMIT.format(table=table, row=filled(_RAISED_ROW)),
-            fence=filled(_FENCE),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The table that a connection has found."""
-
-    table: object
-    """What PostgreSQL calls it by: its oid."""
-    database: object
-    schema: object
-    creator: object
-    """The transaction that has created the table and may still be rolled back, or None."""
-
-
 class PostgresqlFences(FenceTable):
     """The fences in one table of PostgreSQL."""
 
@@ -173,83 +89,85 @@ class PostgresqlFences(FenceTable):
 
     def __init__(self, table: str, *, create: bool) -> None:
         super().__init__(table, create=create)
-        name = quoted(table)
-        self._numbered = PostgresqlFenceStatements.for_table(name, _NUMBERED)
-        self._formatted = PostgresqlFenceStatements.for_table(name, _FORMATTED)
-        self._look_for_table = _LOOK_FOR_TABLE.format(table=name, kind=_type_of_column(table, "token"))
-        self._own: _Found | None = None
-        """The table in which the guard raises fences, once it has raised one."""
-        self._seen_by: WeakKeyDictionary[object, _Found] = WeakKeyDictionary()
-        """By the connection."""
+        self._own: tuple[str, int] | None = None
+        """The database and the oid of the table in which the guard raises fences, once it has raised one."""
+        self._seen_by: WeakSet[object] = WeakSet()
+        """Connections that have found the table, committed."""
 
     @classmethod
-    def check_column(cls, table: str, column: str) -> Steps[None]:
+    async def check_column(cls, transaction: Transaction, table: str, column: str) -> None:
         """See `FenceTable`. A token has up to 53 bits, and the type that SQLAlchemy chooses for an ``int`` has 32."""
-        for (found,) in (yield _type_of_column(table, column), ()):
-            _refuse_narrow(table, column, found)
+        for (found,) in await transaction.fetch(_TYPE.format(table=quoted(table), column=column), ()):
+            if found in _NARROW:
+                msg = (
+                    f"column {column} of table {table} is {found.upper()}, and a token needs 64 bits; "
+                    f"run: ALTER TABLE {quoted(table)} ALTER COLUMN {quoted(column)} TYPE BIGINT"
+                )
+                raise UsageError(msg)
 
-    def admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> Steps[None]:
-        """Do so, and keep the rows locked until the transaction ends; several rows are locked in one order."""
-        if not (transaction.begun() and self._knows(transaction)):
-            yield from self._ensure_table(transaction)
-        statements = self._statements(transaction)
+    async def admit(self, transaction: Transaction, tokens: Mapping[str, Token]) -> None:
+        """See `FenceTable`. The rows stay locked until the transaction ends."""
         rows = [(resource, int(token), token.holder) for resource, token in tokens.items()]
         if len(rows) == 1:
-            yield from self._admit(transaction, tokens, statements.admit, rows[0])
+            await self._admit(transaction, tokens, _ADMITTED_ROW, rows[0])
         else:
             columns = tuple(list(column) for column in zip(*rows, strict=True))
-            yield from self._admit(transaction, tokens, statements.admit_all, columns)
+            await self._admit(transaction, tokens, _ADMITTED_ROWS, columns)
 
-    def raise_fence(
-        self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool = False
-    ) -> Steps[None]:
-        """Do so, and make the commit durable. See `FenceTable`."""
-        statement = self._statements(transaction).raise_fence
+    async def raise_fence(
+        self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool
+    ) -> None:
+        """See `FenceTable`. The commit is durable."""
         patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
-        yield from self._ensure_table(transaction)
         parameters = (resource, int(token), token.holder, patience)
-        yield from self._admit(transaction, {resource: token}, statement, parameters, own=own)
+        table = await self._admit(transaction, {resource: token}, _RAISED_ROW, parameters)
         if own:
-            self._own = self._seen_by[transaction.driver]
+            self._own = table
 
-    def highest(self, transaction: Transaction, resource: str) -> Steps[Token | None]:
-        """Return the fence of *resource*, if it has one. Create no table, because the server may be a standby."""
-        ((table, *_),) = yield self._look_for_table, ()
-        if self._create and table is None:
-            return None
-        return (yield from self._stored(transaction, resource))
+    async def highest(self, transaction: Transaction, resource: str) -> Token | None:
+        """See `FenceTable`. Create no table, because the server may be a standby."""
+        if self._create:
+            ((table, _),) = await transaction.fetch(_LOOK_FOR_TABLE.format(table=self._name), ())
+            if table is None:
+                return None
+        return await super().highest(transaction, resource)
 
-    def _admit(
-        self,
-        transaction: Transaction,
-        tokens: Mapping[str, Token],
-        statement: str,
-        parameters: Parameters,
-        *,
-        own: bool = False,
-    ) -> Steps[None]:
-        admitted = yield from self._fetch(transaction, statement, parameters)
-        if not transaction.begun():
-            raise UsageError(_AUTOCOMMIT)  # the driver hides its mode, and has committed the statement
-        if admitted and (own or self._own is not None):
-            seen = self._seen_by.get(transaction.driver)
-            if seen is None or seen.table != admitted[0][1] or not self._is_own(seen):
-                yield from self._find(transaction)  # the statement may have written another table than the guard's
-        yield from self._refuse_others(transaction, tokens, admitted)
+    async def _admit(
+        self, transaction: Transaction, tokens: Mapping[str, Token], row: str, parameters: Parameters
+    ) -> tuple[str, int]:
+        """
+        Write the fences of a *row* and return the database and the oid of their table.
 
-    def _fence(self, transaction: Transaction, resource: str) -> Steps[Sequence[Row]]:
-        return self._fetch(transaction, self._statements(transaction).fence, (resource,))
+        Raises:
+            StaleTokenError: one of the resources has seen a later token.
+            UsageError: there is no transaction, or it uses another table than the guard does.
+        """
+        transaction.refuse_autocommit()
+        if self._create and not (transaction.is_open() and transaction.driver in self._seen_by):
+            await self._ensure_table(transaction)
+        statement = _ADMIT.format(table=self._name, row=row.format(p=_placeholders(transaction)))
+        admitted = await self._fetch(transaction, statement, parameters)
+        transaction.refuse_committed()
+        if admitted and self._own not in {None, (admitted[0][2], admitted[0][1])}:
+            await self._refuse_other(transaction, admitted[0][2])
+        await self._refuse_others(transaction, tokens, admitted)
+        return admitted[0][2], admitted[0][1]
 
-    def _fetch(self, transaction: Transaction, statement: str, parameters: Parameters) -> Steps[Sequence[Row]]:
+    async def _fence(self, transaction: Transaction, resource: str) -> Sequence[Row]:
+        parameter, *_ = _placeholders(transaction)
+        statement = f"SELECT token, holder FROM {self._name} WHERE resource = {parameter}"  # noqa: S608  (checked)
+        return await self._fetch(transaction, statement, (resource,))
+
+    async def _fetch(self, transaction: Transaction, statement: str, parameters: Parameters) -> Sequence[Row]:
         try:
-            return (yield statement, parameters)
+            return await transaction.fetch(statement, parameters)
         except Exception as error:
             state = _sqlstate(error)
-            if state == UNDEFINED_TABLE:
-                self._seen_by.pop(transaction.driver, None)  # it was dropped, or the search_path has changed
+            if state == _UNDEFINED_TABLE:
+                self._seen_by.discard(transaction.driver)  # it was dropped, or the search_path has changed
                 error.add_note(
-                    f"fencing_sdk: SqlGuard's table {self._table} is missing; run the statement of ddl('postgresql')"
-                    + self._perhaps_passed()
+                    f"fencing_sdk: SqlGuard's table {self._table} is missing; run the statement of ddl('postgresql'), "
+                    "unless the search_path of this transaction leads past the schema that has it"
                 )
             elif state == _NOT_PERMITTED:
                 error.add_note(
@@ -258,93 +176,15 @@ class PostgresqlFences(FenceTable):
                 )
             raise
 
-    def _perhaps_passed(self) -> str:
-        """Return what else may be wrong if a table is missing: the transaction failed, so the guard cannot look."""
-        if self._own is None or "." in self._table:
-            return ""
-        return (
-            f", unless the search_path of this transaction leads past schema {shown(self._own.schema)}, "
-            "in which SqlGuard has raised fences"
-        )
-
-    def _ensure_table(self, transaction: Transaction) -> Steps[None]:
-        """
-        Ensure a transaction, and ensure the table before a statement that would fail without it.
-
-        Raises:
-            UsageError: there is no transaction, or it would use another table than the guard does, or the
-                table's column is too narrow for tokens.
-        """
-        if not (transaction.begun() or transaction.begins):
-            raise UsageError(_AUTOCOMMIT)
-        if self._knows(transaction):
+    async def _ensure_table(self, transaction: Transaction) -> None:
+        """Create the table if it is missing, before a statement that would fail without it."""
+        ((table, has_written_nothing),) = await transaction.fetch(_LOOK_FOR_TABLE.format(table=self._name), ())
+        if table is not None:
+            if has_written_nothing:
+                self._seen_by.add(transaction.driver)
             return
-        exists = yield from self._find(transaction)
-        if self._create and not exists:
-            yield from self._create_table()
-            yield from self._find(transaction, created=True)
-
-    def _knows(self, transaction: Transaction) -> bool:
-        """Return whether the connection has found the table for good, in the place where the guard raises fences."""
-        seen = self._seen_by.get(transaction.driver)
-        return seen is not None and seen.creator is None and self._is_own(seen)
-
-    def _find(self, transaction: Transaction, *, created: bool = False) -> Steps[bool]:
-        """
-        Look for the table, note where it is, and return whether there is one.
-
-        *created*: by this transaction, perhaps.
-
-        Raises:
-            UsageError: it is another table than the guard's, or its column is too narrow for tokens.
-        """
-        ((table, current, database, schema, kind),) = yield self._look_for_table, ()
-        found = _Found(table, database, schema, None)
-        yield from self._refuse_other(found)
-        if table is None:
-            return False
-        _refuse_narrow(self._table, "token", kind)
-        seen = self._seen_by.get(transaction.driver)
-        if created or (seen is not None and seen.creator == current):
-            found = replace(found, creator=current)
-        self._seen_by[transaction.driver] = found
-        return True
-
-    def _is_own(self, found: _Found) -> bool:
-        """Return whether *found* is the table in which the guard raises fences, as far as the guard knows one."""
-        own = self._own
-        return own is None or (own.database, own.table) == (found.database, found.table)
-
-    def _refuse_other(self, found: _Found) -> Steps[None]:
-        """Refuse a transaction that uses another table than that in which the guard raises fences."""
-        own = self._own
-        if own is None or self._is_own(found):
-            return
-        place = own.schema
-        if own.database == found.database:
-            ((place, table),) = yield _LOOK_FOR_OWN.format(own=own.table, table=quoted(self._table)), ()
-            if table == own.table:
-                return  # it was created meanwhile
-            asked, _, asked_name = self._table.rpartition(".")
-            shown_schema, _, name = str(place).rpartition(".")
-            if name.strip('"') != asked_name:
-                return  # it was dropped or renamed, or its creation was rolled back or is not committed yet
-            if table is None:
-                schema: object = shown_schema
-                if asked and not schema:  # the search_path has it
-                    ((schema,),) = yield _SCHEMA_OF_OWN.format(own=own.table), ()
-                if str(schema).strip('"') == asked:
-                    return  # it is committed, and the session has not heard yet that the name leads to it
-        msg = (
-            f"the fences of this transaction would be in schema {shown(found.schema)} of database "
-            f"{shown(found.database)}, and SqlGuard raises them in {shown(place)} of {shown(own.database)}; "
-            "pass it the database of your transactions, and name the schema: table='schema.fencing_fence'"
-        )
-        raise UsageError(msg)
-
-    def _create_table(self) -> Steps[None]:
         try:
-            yield _CREATE.format(ddl=self._ddl), ()
+            await transaction.fetch(_CREATE.format(ddl=self.ddl), ())
         except Exception as error:
             schema = self._table.rpartition(".")[0]
             if _sqlstate(error) == _UNDEFINED_SCHEMA and schema:
@@ -354,17 +194,28 @@ class PostgresqlFences(FenceTable):
             error.add_note(f"fencing_sdk: SqlGuard cannot create its table {self._table}; {advice}")
             raise
 
-    def _statements(self, transaction: Transaction) -> PostgresqlFenceStatements:
-        return self._numbered if transaction.placeholder in _NUMBERED else self._formatted
+    async def _refuse_other(self, transaction: Transaction, database: str) -> None:
+        """Refuse a transaction that has written another table than the one in which the guard raises fences."""
+        assert self._own is not None
+        own_database, own = self._own
+        own_name = self._table
+        if own_database == database:
+            ((own_name,),) = await transaction.fetch(f"SELECT {own}::oid::regclass::text", ())
+            if own_name.rpartition(".")[2].strip('"') != self._table.rpartition(".")[2]:
+                return  # the own one was dropped, its creation was rolled back (then its name is a number), or renamed
+        msg = (
+            f"SqlGuard raises fences in {own_name} of database {own_database}, and this transaction has its own in "
+            f"another table {self._table}, of database {database}; pass it the database of your transactions, and "
+            "name the schema: table='schema.fencing_fence'"
+        )
+        raise UsageError(msg)
 
 
-def _sqlstate(error: Exception) -> str | None:
+def _placeholders(transaction: Transaction) -> Sequence[str]:
+    return ("$1", "$2", "$3", "$4") if transaction.placeholder == "$1" else ("%s",) * 4
+
+
+def _sqlstate(error: Exception) -> object:
     """Return the SQLSTATE of *error*, of a driver or of SQLAlchemy around it."""
     original = getattr(error, "orig", error)
-    return cast("str | None", getattr(original, "sqlstate", None) or getattr(original, "pgcode", None))
-
-
-_AUTOCOMMIT = (
-    "this PostgreSQL connection commits every statement by itself, so the check and your write would be two "
-    "transactions; begin one first: connection.transaction(), or with SQLAlchemy session.begin() without AUTOCOMMIT"
-)
+    return getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)

@@ -1,151 +1,205 @@
 """
 The caller's own transaction, made with any of the drivers or with SQLAlchemy, and a guard's work in it.
 
-A guard recognises their objects by their methods, so that callers install only the driver that they use. Statements
-go to the driver directly, past the ORM's unit of work. The work is written as `Steps`, so that the same code runs on
-drivers that block and on drivers that are awaited.
+A guard needs two methods of a connection: one runs a statement and returns the rows, the other returns whether a
+transaction is open. It finds the driver by the methods that the connection has, so callers install only the driver that
+they use. Statements go to the driver directly, past the ORM's unit of work.
+
+A guard's work is a coroutine. With a driver that blocks it never waits, so `perform_sync` needs no event loop.
 """
 
 from __future__ import annotations
 
 import inspect
-import sqlite3
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol, TypeAlias, TypeGuard, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
+from typing import Any, TypeAlias, TypeVar
 
 from fencing_sdk._values.drivers import KnownDriver
 from fencing_sdk.errors import UnsupportedError, UsageError
-from fencing_sdk.guards.sql import _mysql_drivers as mysql
-from fencing_sdk.guards.sql._protocols import (
-    MARIADB,
-    MYSQL,
-    POSTGRESQL,
-    SQLITE,
-    AlchemyAsync,
-    AlchemyConnection,
-    AlchemySession,
-    AsyncpgConnection,
-    AwaitedMysqlConnection,
-    BlockingMysqlConnection,
-)
+
+SQLITE, POSTGRESQL, MYSQL, MARIADB = "sqlite", "postgresql", "mysql", "mariadb"
+"""SQLAlchemy's names of the dialects. The two last are one to the guard."""
 
 T = TypeVar("T")
 
-Row: TypeAlias = Sequence[object]
+Row: TypeAlias = Sequence[Any]
 Parameters: TypeAlias = tuple[object, ...]
-Steps: TypeAlias = Generator[tuple[str, Parameters], Sequence[Row], T]
-Fetch: TypeAlias = Callable[[str, Parameters], Sequence[Row]]
-AsyncFetch: TypeAlias = Callable[[str, Parameters], Awaitable[Sequence[Row]]]
-
-
-def run_steps(steps: Steps[T], fetch: Fetch) -> T:
-    """Run *steps* on a driver that blocks, and return their result."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                rows = fetch(*step)
-            except Exception as error:  # noqa: BLE001  (the steps decide after which errors they go on)
-                step = steps.throw(error)
-            else:
-                step = steps.send(rows)
-    except StopIteration as end:
-        return _result(end)
-
-
-async def run_steps_async(steps: Steps[T], fetch: AsyncFetch) -> T:
-    """Run *steps* on a driver that is awaited. A cancellation ends them at once."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                rows = await fetch(*step)
-            except Exception as error:  # noqa: BLE001  (as above)
-                step = steps.throw(error)
-            else:
-                step = steps.send(rows)
-    except StopIteration as end:
-        return _result(end)
-
-
-def _result(end: StopIteration) -> T:  # type: ignore[type-var]  # StopIteration.value has no type of its own
-    result: T = end.value
-    return result
-
+Fetch: TypeAlias = Callable[[str, Parameters], Awaitable[Sequence[Row]]]
 
 _ASYNCPG = KnownDriver("asyncpg", user="SqlGuard")
-_NOT_OPEN = {0, 4}
-"""psycopg's `TransactionStatus.IDLE`: connected, and no transaction is open; and UNKNOWN: not connected."""
+_IDLE = 0
+"""libpq's status of a connection without a transaction."""
+_IN_TRANSACTION = 1
+"""The bit SERVER_STATUS_IN_TRANS of MySQL's protocol."""
+_LEGACY_TRANSACTION_CONTROL = -1
+"""`sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has since 3.12: the driver begins transactions by itself."""
+_MYSQL_METHODS = ("get_server_info", "get_autocommit", "cursor")
 
 
-class _Info(Protocol):
-    @property
-    def transaction_status(self) -> int: ...
+class Transaction:
+    """A transaction of the caller. This class never begins, commits or rolls back."""
+
+    __slots__ = ("begins", "dialect", "driver", "fetch", "is_awaited", "is_open", "placeholder")
+
+    dialect: str
+    """SQLAlchemy's name of the dialect."""
+    driver: object
+    """The driver's own connection."""
+    fetch: Fetch
+    """Runs a statement and returns its rows."""
+    is_awaited: bool
+    """False if `fetch` never waits."""
+    placeholder: str
+    """How a statement writes its first parameter: $1, %s or ?."""
+    begins: bool
+    """True if the driver begins a transaction by itself, with the first statement."""
+    is_open: Callable[[], bool]
+    """Returns whether a transaction is open now, by the server's last word to the driver."""
+
+    def __init__(self, transaction: Any) -> None:
+        """
+        Recognise *transaction*.
+
+        Raises:
+            UsageError: it is not a connection or session.
+            UnsupportedError: SqlGuard does not support its database or its driver.
+        """
+        if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
+            transaction = transaction.connection()  # of SQLAlchemy's Session
+        if hasattr(transaction, "exec_driver_sql"):
+            self._recognise_alchemy(transaction)
+        elif not self._recognise(transaction) or (self.dialect == POSTGRESQL and _is_psycopg2(transaction)):
+            package = type(transaction).__module__.partition(".")[0]
+            msg = (
+                "a transaction must be a connection of sqlite3, aiosqlite, asyncpg, psycopg 3, asyncmy, aiomysql, "
+                "PyMySQL or mysqlclient, or SQLAlchemy's (Async)Session or (Async)Connection, also over psycopg2, "
+                f"not {type(transaction).__name__} of {package}"
+            )
+            raise UsageError(msg)
+
+    def _recognise(self, driver: Any) -> bool:
+        """Return whether *driver* is a connection of a driver that is supported."""
+        self.driver, self.placeholder, self.is_awaited = driver, "%s", False
+        if hasattr(driver, "is_in_transaction") and hasattr(driver, "fetch"):  # a pool has no transaction
+            self.dialect, self.placeholder, self.is_awaited = POSTGRESQL, "$1", True
+            self.driver = _without_proxy(driver)
+            self.begins, self.is_open = False, driver.is_in_transaction
+            self.fetch = lambda statement, parameters: driver.fetch(statement, *parameters)
+        elif hasattr(driver, "in_transaction") and hasattr(driver, "isolation_level"):
+            self.dialect, self.placeholder, self.is_awaited = SQLITE, "?", hasattr(driver, "execute_fetchall")
+            begins_by_itself = getattr(driver, "autocommit", _LEGACY_TRANSACTION_CONTROL) == _LEGACY_TRANSACTION_CONTROL
+            self.begins = driver.isolation_level is not None and begins_by_itself
+            self.is_open = lambda: driver.in_transaction
+            self.fetch = (_awaiting if self.is_awaited else _blocking)(driver.cursor)
+        elif hasattr(driver, "cursor") and hasattr(getattr(driver, "info", None), "transaction_status"):
+            self.dialect, self.is_awaited = POSTGRESQL, inspect.iscoroutinefunction(driver.commit)
+            self.begins, self.is_open = not driver.autocommit, lambda: driver.info.transaction_status != _IDLE
+            self.fetch = (_awaiting if self.is_awaited else _blocking)(lambda: driver.cursor(row_factory=_row_factory))
+        elif all(hasattr(driver, name) for name in _MYSQL_METHODS):
+            self.dialect, self.is_awaited = MYSQL, hasattr(driver, "get_transaction_status")
+            self.begins = not driver.get_autocommit()
+            if self.is_awaited:  # asyncmy and aiomysql
+                self.is_open = driver.get_transaction_status
+            elif hasattr(driver, "server_status"):  # PyMySQL
+                self.is_open = lambda: bool(driver.server_status & _IN_TRANSACTION)
+            else:  # mysqlclient hides it: with autocommit off, as Django sets it, a transaction is taken to be open
+                self.is_open = lambda: not driver.get_autocommit()
+            self.fetch = (_awaiting if self.is_awaited else _blocking)(driver.cursor)
+        else:
+            return False
+        return True
+
+    def _recognise_alchemy(self, connection: Any) -> None:
+        dialect = dialect_of(connection.dialect.name)
+        if dialect not in _AUTOCOMMIT:
+            msg = f"SqlGuard supports SQLite, PostgreSQL, MySQL and MariaDB, not {dialect}"
+            raise UnsupportedError(msg)
+        pooled = connection.connection
+        if not self._recognise(pooled.driver_connection) or self.dialect != dialect:
+            msg = f"SqlGuard cannot see what {type(pooled.driver_connection).__module__} commits; use another driver"
+            raise UnsupportedError(msg)
+        if dialect == POSTGRESQL:
+            self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
+            self.placeholder = "$1" if connection.dialect.paramstyle == "numeric_dollar" else "%s"
+
+        async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+            result = connection.exec_driver_sql(statement, parameters)
+            rows: Sequence[Row] = result.fetchall() if result.returns_rows else ()
+            return rows
+
+        self.fetch, self.is_awaited = fetch, False
+
+    def refuse_autocommit(self) -> None:
+        """
+        Refuse a connection on which the next statement would be a transaction of its own.
+
+        Raises:
+            UsageError: it is one.
+        """
+        if not (self.begins or self.is_open()):
+            raise UsageError(_AUTOCOMMIT[self.dialect])
+
+    def refuse_committed(self) -> None:
+        """
+        Refuse a driver that hides its mode, and has committed the statement before.
+
+        Raises:
+            UsageError: it has.
+        """
+        if not self.is_open():
+            raise UsageError(_AUTOCOMMIT[self.dialect])
 
 
-class _Cursor(Protocol):
-    @property
-    def description(self) -> object: ...
-
-    def execute(self, query: str, params: Parameters, /) -> object: ...
-
-    def fetchall(self) -> Sequence[Row]: ...
-
-
-class _AsyncCursor(Protocol):
-    @property
-    def description(self) -> object: ...
-
-    async def execute(self, query: str, params: Parameters, /) -> object: ...
-
-    async def fetchall(self) -> Sequence[Row]: ...
-
-
-class _PsycopgConnection(Protocol):
-    """The part that `psycopg.Connection` and `psycopg.AsyncConnection` have in common."""
-
-    @property
-    def autocommit(self) -> bool: ...
-
-    @property
-    def info(self) -> _Info: ...
+_AUTOCOMMIT = {
+    SQLITE: (
+        "this SQLite connection commits every statement by itself, so the check and your write would be two "
+        "transactions; begin one first: connection.execute('BEGIN IMMEDIATE')"
+    ),
+    POSTGRESQL: (
+        "this PostgreSQL connection commits every statement by itself, so the check and your write would be two "
+        "transactions; begin one first: connection.transaction(), or with SQLAlchemy session.begin() without AUTOCOMMIT"
+    ),
+    MYSQL: (
+        "this MySQL connection commits every statement by itself, so the check and your write would be two "
+        "transactions; turn autocommit off, or begin one first: connection.begin(), which asyncmy and aiomysql await "
+        "(mysqlclient needs autocommit off), or with SQLAlchemy session.begin() without AUTOCOMMIT"
+    ),
+}
 
 
-_TupleRows = Callable[[object], Callable[[Sequence[object]], Row]]
+def dialect_of(name: str) -> str:
+    """Return the guard's name of the dialect that has this *name* in SQLAlchemy."""
+    return MYSQL if name == MARIADB else name
 
 
-class _BlockingConnection(Protocol):
-    def cursor(self, *, row_factory: _TupleRows) -> AbstractContextManager[_Cursor]: ...
+async def perform(transaction: Any, work: Callable[[Transaction], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* in a *transaction* of any kind. Errors are those of `Transaction`."""
+    if hasattr(transaction, "run_sync"):  # an AsyncSession or AsyncConnection of SQLAlchemy
+        result: T = await transaction.run_sync(perform_sync, work)
+        return result
+    return await work(Transaction(transaction))
 
 
-class _AwaitedConnection(Protocol):
-    def cursor(self, *, row_factory: _TupleRows) -> AbstractAsyncContextManager[_AsyncCursor]: ...
+def perform_sync(transaction: object, work: Callable[[Transaction], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* in a *transaction* of a driver that blocks. Errors are those of `Transaction`."""
+    opened = None if hasattr(transaction, "run_sync") else Transaction(transaction)
+    if opened is None or opened.is_awaited:
+        msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
+        raise UsageError(msg)
+    try:
+        work(opened).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    msg = "the work waits, although the driver blocks"
+    raise AssertionError(msg)
 
 
-def is_asyncpg(connection: object) -> TypeGuard[AsyncpgConnection]:
-    """Return whether this is a connection of asyncpg. A pool is none: it may run each statement on another one."""
-    return hasattr(connection, "is_in_transaction") and hasattr(connection, "fetch")
-
-
-def is_psycopg(connection: object) -> TypeGuard[_PsycopgConnection]:
-    """Return whether this is a connection of psycopg 3, blocking or asynchronous."""
-    return shows_status(connection) and hasattr(connection, "pgconn")
-
-
-def shows_status(connection: object) -> TypeGuard[_PsycopgConnection]:
-    """Return whether this is a connection of psycopg 3 or psycopg2. SQLAlchemy's ``info`` is something else."""
-    return (
-        not hasattr(connection, "exec_driver_sql")
-        and hasattr(connection, "cursor")
-        and hasattr(getattr(connection, "info", None), "transaction_status")
-    )
-
-
-def own_connection(connection: AsyncpgConnection) -> object:
+def _without_proxy(connection: object) -> object:
     """
-    Return the connection behind a pool's proxy. The pool makes a new proxy each time it hands one out.
+    Return the connection of asyncpg behind a pool's proxy. The pool makes a new proxy each time it hands one out.
 
     Raises:
         BackendRefusedError: the installed asyncpg keeps the connection elsewhere.
@@ -156,195 +210,40 @@ def own_connection(connection: AsyncpgConnection) -> object:
     return own
 
 
-def begun_by(connection: AsyncpgConnection | _PsycopgConnection) -> Callable[[], bool]:
-    """Return a callable that returns whether *connection*, of either driver, is in a transaction."""
-    if is_asyncpg(connection):
-        return connection.is_in_transaction
-    return lambda: cast("_PsycopgConnection", connection).info.transaction_status not in _NOT_OPEN
+def _is_psycopg2(connection: object) -> bool:
+    return not hasattr(connection, "pgconn") and not hasattr(connection, "is_in_transaction")
 
 
-def fetch_from_asyncpg(connection: AsyncpgConnection) -> AsyncFetch:
-    """Return a callable that fetches rows through *connection*."""
-
-    def fetch(statement: str, parameters: Parameters) -> Awaitable[Sequence[Row]]:
-        return connection.fetch(statement, *parameters)
-
-    return fetch
-
-
-def fetch_from_psycopg(connection: object) -> Fetch:
-    """Do the same for a blocking *connection*. Rows are tuples, also where its own row factory makes others."""
-
-    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
-        with cast("_BlockingConnection", connection).cursor(row_factory=_tuples) as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else ()
-
-    return fetch
-
-
-def fetch_from_psycopg_awaiting(connection: object) -> AsyncFetch:
-    """Do the same for an asynchronous *connection*."""
-
-    async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
-        async with cast("_AwaitedConnection", connection).cursor(row_factory=_tuples) as cursor:
-            await cursor.execute(statement, parameters)
-            return await cursor.fetchall() if cursor.description else ()
-
-    return fetch
-
-
-def _tuples(cursor: object) -> Callable[[Sequence[object]], Row]:  # noqa: ARG001  (psycopg's RowFactory)
+def _row_factory(_: object) -> Callable[[Sequence[object]], Row]:
+    """Make rows of psycopg tuples, also where the connection makes others."""
     return tuple
 
 
-class Transaction:
-    """A transaction of the caller. This class never begins, commits or rolls back."""
-
-    __slots__ = ("awaiting", "begins", "begun", "dialect", "driver", "fetching", "placeholder")
-
-    dialect: str
-    """SQLAlchemy's name of the dialect."""
-    driver: object
-    """The driver's own connection."""
-    fetching: Fetch | None
-    awaiting: AsyncFetch | None
-    """One of `fetching` and `awaiting` is set; it runs a statement and returns its rows."""
-    placeholder: str
-    """How a statement writes its first parameter: $1, %s or ?."""
-    begins: bool
-    """True if the driver begins a transaction by itself, with the first statement."""
-    begun: Callable[[], bool]
-    """Returns whether a transaction is open now, by the server's last word to the driver. Not set for SQLite."""
-
-    def __init__(self, transaction: object) -> None:
-        """
-        Recognise *transaction*.
-
-        Raises:
-            UsageError: it is not a connection or session, or it is an asynchronous one of SQLAlchemy.
-            UnsupportedError: SqlGuard does not support its database or its driver.
-        """
-        self.fetching, self.awaiting, self.placeholder = None, None, "%s"
-        if is_asyncpg(transaction):
-            self.dialect, self.driver, self.begins = POSTGRESQL, own_connection(transaction), False
-            self.awaiting, self.placeholder = fetch_from_asyncpg(transaction), "$1"
-            self.begun = transaction.is_in_transaction
-        elif isinstance(transaction, sqlite3.Connection):
-            self.dialect, self.driver, self.begins = SQLITE, transaction, True
-            self.fetching, self.placeholder = _fetch_from_sqlite3(transaction), "?"
-        elif is_psycopg(transaction):
-            self.dialect, self.driver, self.begins = POSTGRESQL, transaction, not transaction.autocommit
-            self.begun = begun_by(transaction)
-            if inspect.iscoroutinefunction(getattr(transaction, "commit", None)):
-                self.awaiting = fetch_from_psycopg_awaiting(transaction)
-            else:
-                self.fetching = fetch_from_psycopg(transaction)
-        elif mysql.is_awaited(transaction):
-            self._use_mysql(transaction)
-            self.awaiting = mysql.fetch_awaiting(transaction)
-        elif mysql.is_blocking(transaction):
-            self._use_mysql(transaction)
-            self.fetching = mysql.fetch_blocking(transaction)
-        else:
-            self._recognise_alchemy(_alchemy_connection(transaction))
-
-    def _recognise_alchemy(self, alchemy: AlchemyConnection) -> None:
-        self.dialect = dialect_of(alchemy.dialect.name)
-        if self.dialect not in {SQLITE, POSTGRESQL, MYSQL}:
-            msg = f"SqlGuard supports SQLite, PostgreSQL, MySQL and MariaDB, not {self.dialect}"
-            raise UnsupportedError(msg)
-        pooled = alchemy.connection
-        self.driver = pooled.driver_connection
-        self.fetching = _fetch_from_alchemy(alchemy)
-        if self.dialect == SQLITE:
-            self.placeholder, self.begins = "?", True
-            return
-        if self.dialect == MYSQL:
-            if not mysql.is_mysql(self.driver):
-                msg = (
-                    "SqlGuard supports asyncmy, aiomysql, PyMySQL and mysqlclient; it cannot see what "
-                    f"{type(self.driver).__module__} commits"
-                )
-                raise UnsupportedError(msg)
-            self._use_mysql(self.driver)
-            return
-        if not (is_asyncpg(self.driver) or shows_status(self.driver)):
-            msg = f"SqlGuard supports asyncpg and psycopg; it cannot see what {type(self.driver).__module__} commits"
-            raise UnsupportedError(msg)
-        self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
-        self.begun = begun_by(self.driver)
-        if alchemy.dialect.paramstyle == "numeric_dollar":
-            self.placeholder = "$1"
-
-    def _use_mysql(self, driver: AwaitedMysqlConnection | BlockingMysqlConnection) -> None:
-        self.dialect, self.driver = MYSQL, driver
-        self.begins, self.begun = not driver.get_autocommit(), mysql.begun_by(driver)
-
-
-def dialect_of(name: str) -> str:
-    """Return what the guard calls the dialect that has this *name* in SQLAlchemy."""
-    return MYSQL if name == MARIADB else name
-
-
-async def perform(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
-    """Run *work* in a *transaction* of any kind. Errors are those of `Transaction`."""
-    if _is_alchemy_async(transaction):
-        result: T = await transaction.run_sync(perform_sync, work)
-        return result
-    opened = Transaction(transaction)
-    if opened.awaiting is not None:
-        return await run_steps_async(work(opened), opened.awaiting)
-    assert opened.fetching is not None
-    return run_steps(work(opened), opened.fetching)
-
-
-def perform_sync(transaction: object, work: Callable[[Transaction], Steps[T]]) -> T:
-    """Run *work* in a *transaction* of a driver that blocks. Errors are those of `Transaction`."""
-    opened = None if _is_alchemy_async(transaction) else Transaction(transaction)
-    if opened is None or opened.fetching is None:
-        msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
-        raise UsageError(msg)
-    return run_steps(work(opened), opened.fetching)
-
-
-def _is_alchemy_async(transaction: object) -> TypeGuard[AlchemyAsync]:
-    """Return whether *transaction* is an AsyncSession or AsyncConnection of SQLAlchemy."""
-    return hasattr(transaction, "run_sync")
-
-
-def _fetch_from_sqlite3(connection: sqlite3.Connection) -> Fetch:
-    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
-        cursor = connection.cursor()
-        cursor.row_factory = None  # rows are tuples, also where the connection makes others
-        rows: Sequence[Row] = cursor.execute(statement, parameters).fetchall()
-        return rows
+def _blocking(open_cursor: Callable[[], Any]) -> Fetch:
+    async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        with closing(open_cursor()) as cursor:
+            _make_tuples(cursor)
+            cursor.execute(statement, parameters)
+            return _tuples(cursor.fetchall()) if cursor.description else ()
 
     return fetch
 
 
-def _fetch_from_alchemy(connection: AlchemyConnection) -> Fetch:
-    def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
-        result = connection.exec_driver_sql(statement, parameters)
-        return result.fetchall() if result.returns_rows else ()
+def _awaiting(open_cursor: Callable[[], Any]) -> Fetch:
+    async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
+        async with open_cursor() as cursor:
+            _make_tuples(cursor)
+            await cursor.execute(statement, parameters)
+            return _tuples(await cursor.fetchall()) if cursor.description else ()
 
     return fetch
 
 
-def _alchemy_connection(transaction: object) -> AlchemyConnection:
-    if hasattr(transaction, "exec_driver_sql"):
-        return cast("AlchemyConnection", transaction)
-    if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
-        return cast("AlchemySession", transaction).connection()
-    if shows_status(transaction):
-        package = type(transaction).__module__.partition(".")[0]
-        msg = (
-            f"a transaction cannot be a connection of {package} itself; pass a connection of psycopg 3 "
-            "(pip install psycopg) or asyncpg, or SQLAlchemy's Session or Connection over the driver that you have"
-        )
-        raise UsageError(msg)
-    msg = (
-        "a transaction must be a sqlite3.Connection, a connection of asyncpg, psycopg, asyncmy, aiomysql, PyMySQL or "
-        f"mysqlclient, or SQLAlchemy's (Async)Session or (Async)Connection, not {type(transaction).__name__}"
-    )
-    raise UsageError(msg)
+def _make_tuples(cursor: Any) -> None:
+    if getattr(cursor, "row_factory", _row_factory) is not _row_factory:  # of SQLite
+        cursor.row_factory = None
+
+
+def _tuples(rows: Sequence[Row | Mapping[str, object]]) -> Sequence[Row]:
+    """Return rows without names, also where MySQL's connection makes dictionaries."""
+    return [tuple(row.values()) if isinstance(row, Mapping) else row for row in rows]
