@@ -77,7 +77,7 @@ class Bench(BackendSuite):
     lists = revokes = transfers = True
     processes = False
     survives_restart = False
-    patience = 0.3
+    patience = 0.1
 
     backend_class: type[MemoryBackend] = Sound
 
