@@ -51,9 +51,6 @@ class Child:
         death_signal: What it gets if this process dies first; 0 for nothing.
 
         may_go_on: Asked before the command is continued after a stop from the terminal.
-
-    Raises:
-        OSError: no process can be started, or the arguments are too long.
     """
 
     def __init__(

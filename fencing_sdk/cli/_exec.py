@@ -17,7 +17,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""What shells return for a command that does not exist, and for one that cannot be executed."""
+"""Exit codes of shells: the command does not exist, or cannot be executed."""
 
 
 def die_with(supervisor: int, death_signal: int) -> None:
@@ -34,50 +34,30 @@ def become(command: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     if hasattr(signal, "SIGXFSZ"):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    problem = None
-    for path in _candidates(command[0]):
+    program, problem = command[0], None
+    folders = [""] if os.path.dirname(program) else os.get_exec_path()  # noqa: PTH120  (this file loads little)
+    for path in (os.path.join(folder, program) for folder in folders):  # noqa: PTH118  (as above)
         try:
             _execute(path, command)
         except (FileNotFoundError, NotADirectoryError):
-            problem = problem or _missing_interpreter(path)
+            line = _first_line(path)
+            if problem is None and line.startswith(b"#!"):  # the file is there, and what it asks for is not
+                interpreter = os.fsdecode(line[2:].split(maxsplit=1)[0]) if line[2:].split() else ""
+                problem = f"there is no interpreter {interpreter!a}"
         except (OSError, ValueError) as error:
             problem = problem or str(getattr(error, "strerror", None) or error)
-    _say(f"{command[0]!a}: " + ("command not found" if problem is None else f"cannot be executed: {problem}"))
+    _say(f"{program!a}: " + ("command not found" if problem is None else f"cannot be executed: {problem}"))
     return NOT_FOUND if problem is None else NOT_EXECUTABLE
-
-
-def _candidates(program: str) -> list[str]:
-    if os.path.dirname(program):  # noqa: PTH120  (this file loads little)
-        return [program]
-    return [os.path.join(folder, program) for folder in os.get_exec_path()]  # noqa: PTH118  (as above)
 
 
 def _execute(path: str, command: list[str]) -> None:
     """Turn into the program at *path*, or into a shell that runs it: what has no ``#!`` is a script, as to shells."""
-    line = _first_line(path)
-    crlf = line.endswith(b"\r")
-    if crlf and line.startswith(b"#!") and len(line.split()) > 1:  # without arguments, there is no such interpreter
-        _say(f"{path!a}: its first line ends with CRLF, so its last argument is {os.fsdecode(line.split(b' ')[-1])!a}")
     try:
         os.execv(path, command)  # noqa: S606  (to run the command is its purpose)
     except OSError as error:
-        if error.errno != errno.ENOEXEC or b"\0" in line:
+        if error.errno != errno.ENOEXEC or b"\0" in _first_line(path):
             raise
-    if crlf:
-        msg = "its first line ends with CRLF; end its lines with LF"
-        raise ValueError(msg)
     os.execv("/bin/sh", ["/bin/sh", "--", path, *command[1:]])  # noqa: S606  (likewise)
-
-
-def _missing_interpreter(path: str) -> str | None:
-    """Name what the first line of a script asks for, if it is that which does not exist."""
-    line = _first_line(path)
-    if not line.startswith(b"#!"):
-        return None
-    interpreter = os.fsdecode(line[2:].split(maxsplit=1)[0]) if line[2:].split() else ""
-    if line.endswith(b"\r"):
-        return f"its first line ends with CRLF, so it asks for {interpreter + chr(13)!a}; end its lines with LF"
-    return f"there is no interpreter {interpreter!a}"
 
 
 def _first_line(path: str) -> bytes:

@@ -64,12 +64,7 @@ _HELP |= {
 
 
 class MetricsFile:
-    """
-    The file at *path*, for the runs of *lock*. A file that cannot be written is a message and stops no run.
-
-    Raises:
-        ConfigurationError: node_exporter would not read a file of this name.
-    """
+    """The file at *path*, for the runs of *lock*. A file that cannot be written is a message and stops no run."""
 
     def __init__(self, path: Path, lock: str) -> None:
         if path.suffix != _SUFFIX:

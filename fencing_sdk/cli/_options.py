@@ -82,12 +82,7 @@ class Arguments(argparse.ArgumentParser):
         self.option("--url-file", about, type=Path, metavar="FILE")
 
     def read(self, arguments: Sequence[str], *, least: int = 0, most: int = 0) -> tuple[argparse.Namespace, list[str]]:
-        """
-        Return the options, with the store of those that have one as ``where``, and from *least* to *most* words.
-
-        Raises:
-            ConfigurationError: an argument cannot work.
-        """
+        """Return the options, with the store of those that have one as ``where``, and from *least* to *most* words."""
         end = arguments.index("--") if "--" in arguments else len(arguments)
         joined: list[str] = []
         for word in arguments[:end]:
@@ -135,12 +130,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def parse_number(text: str) -> int:
-    """
-    Return the whole number in *text*.
-
-    Raises:
-        ArgumentTypeError: it is something else.
-    """
+    """Return the whole number in *text*."""
     try:
         return int(text)
     except ValueError as error:
@@ -153,12 +143,7 @@ def _patience(text: str) -> float | None:
 
 
 def parse_duration(text: str, *, also: str = "") -> float:
-    """
-    Return the seconds that *text* means. *also* ends the list of what is expected.
-
-    Raises:
-        ArgumentTypeError: it is not a duration.
-    """
+    """Return the seconds that *text* means. *also* ends the list of what is expected."""
     text = text.strip()
     if text and (match := _DURATION.fullmatch(text)):
         return sum(float(number) * unit for number, unit in zip(match.groups("0"), _UNITS.values(), strict=True))
@@ -211,12 +196,7 @@ class StoreOptions:
     url_file: Path | None = None
 
     def named(self) -> ChosenStore | None:
-        """
-        Return the store that an option or else the environment names.
-
-        Raises:
-            ConfigurationError: two are named; a file cannot be read, or has no URL; the URL is kept from this command.
-        """
+        """Return the store that an option or else the environment names."""
         if self.url is not None and self.url_file is not None:
             msg = "--url and --url-file both name a store; leave one of them out"
             raise ConfigurationError(msg)
@@ -233,14 +213,7 @@ class StoreOptions:
         return ChosenStore(url, {ENV_URL: url}) if url else None
 
     def store(self) -> ChosenStore:
-        """
-        Return the store that is named, or else the file in which this user keeps locks on this machine.
-
-        Raises:
-            ConfigurationError: as `named`.
-            OSError: the folder of that file cannot be made.
-            RuntimeError: it is not known where this user is at home.
-        """
+        """Return the store that is named, or else the file in which this user keeps locks on this machine."""
         if found := self.named():
             return found
         state = Path(os.environ.get("XDG_STATE_HOME", ""))

@@ -62,12 +62,7 @@ def _raising() -> Iterator[None]:
 
 
 def write_out(text: str) -> None:
-    """
-    Write *text* to standard output, as it is.
-
-    Raises:
-        OutputClosedError: it takes no more.
-    """
+    """Write *text* to standard output, as it is."""
     if sys.stdout is None:
         return
     with _raising():
@@ -113,24 +108,14 @@ def console() -> Console:
 
 
 def check_output(path: Path) -> None:
-    """
-    Refuse a *path* at which no file can be written. Nothing is created, so a later write may fail all the same.
-
-    Raises:
-        ConfigurationError: its folder does not exist, say, or it is a folder itself.
-    """
+    """Refuse a *path* at which no file can be written. Nothing is created, so a later write may fail all the same."""
     if problem := _problem(path):
         msg = f"cannot write {shown(str(path))}: {os.strerror(problem)}"
         raise ConfigurationError(msg)
 
 
 def write_picture(path: Path, svg: str) -> None:
-    """
-    Write a picture into a file.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
+    """Write a picture into a file."""
     try:
         path.write_text(svg, encoding="utf-8")
     except OSError as error:

@@ -38,12 +38,7 @@ _TITLES = {False: "Without a guard", True: "With a guard"}
 
 
 def show(console: Console, svg: Path | None) -> int:
-    """
-    Run both halves, print what happens and what it showed; return 0 if it showed what it should.
-
-    Raises:
-        ConfigurationError: a file cannot be written, or this system cannot freeze a process.
-    """
+    """Run both halves, print what happens and what it showed; return 0 if it showed what it should."""
     if not hasattr(signal, "SIGSTOP"):
         msg = "the demo freezes a process with SIGSTOP, which this system does not have"
         raise ConfigurationError(msg)

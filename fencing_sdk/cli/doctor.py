@@ -36,12 +36,7 @@ class Health(IntEnum):
 
 
 def run_doctor(where: StoreOptions, *, over: float, ttl: float, as_json: bool) -> Health:
-    """
-    Diagnose the store that is named or the default one, print what was found, and return the exit code.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Diagnose the store that is named or the default one, print what was found, and return the exit code."""
     try:
         store = where.store()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home

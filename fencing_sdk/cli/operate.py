@@ -52,12 +52,7 @@ _GLANCE = 0.2
 
 
 def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> int:
-    """
-    Open a client on the store that is named, or the default one, do *work* and return the exit code.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Open a client on the store that is named, or the default one, do *work* and return the exit code."""
     try:
         store = where.store()
     except (OSError, RuntimeError) as error:
@@ -81,12 +76,7 @@ def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> 
 
 
 def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) -> int:
-    """
-    Print what is held: a table of at most *limit* rows, or a line of JSON for each holder.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Print what is held: a table of at most *limit* rows, or a line of JSON for each holder."""
     if limit < 0:
         msg = "--limit must be 0, for all, or a number of rows"
         raise ConfigurationError(msg)
@@ -148,12 +138,7 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def show_lock(name: str, *, where: StoreOptions, as_json: bool) -> int:
-    """
-    Print who holds *name*, and the line.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Print who holds *name*, and the line."""
 
     async def show(locks: LockClient) -> int:
         holders = await locks.holders(name)
@@ -196,12 +181,7 @@ class Breaking:
     as_json: bool
 
     def run(self, where: StoreOptions) -> int:
-        """
-        Take the lock away from the holder with the token, or from the only one, after a question at a terminal.
-
-        Raises:
-            ConfigurationError: an argument cannot work, or there is no terminal and no *yes*.
-        """
+        """Take the lock away from the holder with the token, or from the only one, after a question at a terminal."""
         if not self.yes and (self.as_json or not (os.isatty(0) and os.isatty(1))):
             msg = "break asks before it takes a lock away, and there is no terminal here; add --yes"
             raise ConfigurationError(msg)
@@ -280,12 +260,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def prepare(where: StoreOptions, *, sql: bool) -> int:
-    """
-    Create the tables of the store that is named, or print them as *sql*; return the exit code.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Create the tables of the store that is named, or print them as *sql*; return the exit code."""
     store = where.named()
     if store is None:
         msg = f"--url is missing, and {ENV_URL} is not set; write: fencing init --url postgresql://host/database"

@@ -96,13 +96,7 @@ class Job:
         return harmless(PurePath(self.command[0]).name or self.command[0])
 
     def lock(self, locks: LockClient, name: str, options: LockOptions) -> Lock:
-        """
-        Describe the lock that is held while the command runs.
-
-        Raises:
-            ConfigurationError: an argument cannot work.
-            UnsupportedError: the store has no locks that are shared.
-        """
+        """Describe the lock that is held while the command runs."""
         if self.permits is not None:
             return locks.semaphore(name, permits=self.permits, **options)
         if self.shared:
@@ -115,9 +109,6 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
     Run *job* under the lock, in the store that is named or the default one, and return the exit code.
 
     Without a ``label`` among the *options*, others see where the job runs and since when.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
     """
     try:
         store = where.store()
@@ -136,12 +127,7 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
 
 
 async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
-    """
-    Run *job* under the lock and return the exit code.
-
-    Raises:
-        ConfigurationError: an argument cannot work.
-    """
+    """Run *job* under the lock and return the exit code."""
     if store.url.startswith("memory:"):
         msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)

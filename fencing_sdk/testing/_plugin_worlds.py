@@ -246,24 +246,14 @@ def _lease_on(client: WorldClient, name: str) -> LeaseState | None:
 
 
 def check_held(lease: LeaseState) -> None:
-    """
-    Raise if there is nothing to end.
-
-    Raises:
-        UsageError: the lease is over.
-    """
+    """Raise if there is nothing to end."""
     if not lease.held:
         msg = f"{lease!r} is over already, so there is nothing to end"
         raise UsageError(msg)
 
 
 def end_here(lease: LeaseState, reason: LossReason) -> None:
-    """
-    End a *lease* in its event loop: the one that runs here, or one that runs in another thread.
-
-    Raises:
-        UsageError: it is over, its loop does not run, or its backend takes no orders.
-    """
+    """End a *lease* in its event loop: the one that runs here, or one that runs in another thread."""
     check_held(lease)
     store = _store_of(lease)
     if loop_here() is lease.loop:

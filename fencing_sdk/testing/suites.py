@@ -38,8 +38,7 @@ The tests are ``async def``: use pytest-asyncio in auto mode, or mark the subcla
 
 from __future__ import annotations
 
-from fencing_sdk.testing.promises.fence_races import RacePromises, SeveralPromises
-from fencing_sdk.testing.promises.fences import FencePromises, GuardTokenPromises
+from fencing_sdk.testing.promises.fences import FencePromises, GuardTokenPromises, RacePromises, SeveralPromises
 from fencing_sdk.testing.promises.front_door import CounterPromises, FrontDoorPromises, OutagePromises
 from fencing_sdk.testing.promises.grants import AbandonmentPromises, GrantPromises, NamePromises
 from fencing_sdk.testing.promises.lifetime import ExpiryPromises, RenewalPromises, TokenPromises

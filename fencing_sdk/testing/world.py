@@ -36,10 +36,8 @@ from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
 from fencing_sdk.guards import admitted
-from fencing_sdk.testing._kernel import Kernel, WorldBackend, client_for_threads
-from fencing_sdk.testing._loop import Timeline
-from fencing_sdk.testing._network import Link, Network
-from fencing_sdk.testing._process import Process, ProcessClock
+from fencing_sdk.testing._kernel import Kernel, Link, Network, WorldBackend, client_for_threads
+from fencing_sdk.testing._loop import Process, ProcessClock, Timeline
 
 __all__ = ["FencedStore", "Link", "Store", "UnfencedStore", "World", "WorldClient", "Write"]
 

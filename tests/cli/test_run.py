@@ -116,12 +116,12 @@ def test_waiting_commands_run_one_after_the_other(fencing: Fencing):
 
 def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: Fencing):
     began = time.monotonic()
-    first = fencing("run", "job", "--at-least", "3s", "--", "true")
+    first = fencing("run", "job", "--at-least", "1s", "--", "true")
     assert first.returncode == 0
-    while (done := fencing("run", "job", "--at-least", "3s", *shell("echo > ran"))).returncode == 75:
+    while (done := fencing("run", "job", "--at-least", "1s", *shell("echo > ran"))).returncode == 75:
         pass
     assert done.returncode == 0
-    assert time.monotonic() - began >= 3
+    assert time.monotonic() - began >= 1
     assert fencing.path("ran").exists()
 
 
@@ -196,18 +196,12 @@ def test_a_time_that_cannot_be_kept_is_wrong_usage(fencing: Fencing, options: tu
     [
         ("no-such-command", 127, "command not found"),
         ("./data", 126, "cannot be executed: Permission denied"),
-        ("./crlf", 126, r"'./crlf': cannot be executed: its first line ends with CRLF, so it asks for '/bin/sh\r'"),
-        ("./env", 127, r"'./env': its first line ends with CRLF, so its last argument is 'no-such\r'"),
-        ("./plain-crlf", 126, "'./plain-crlf': cannot be executed: its first line ends with CRLF"),
         ("./foreign", 126, "'./foreign': cannot be executed: there is no interpreter '/no/such/sh'"),
         ("./binary", 126, "'./binary': cannot be executed: Exec format error"),
     ],
 )
 def test_a_command_that_cannot_run_leaves_the_lock_free(fencing: Fencing, command: str, code: int, message: str):
     script(fencing, "data", "not for execution").chmod(0o644)
-    script(fencing, "crlf", "#!/bin/sh\r\necho > ran\r\n")
-    script(fencing, "env", "#!/usr/bin/env no-such\r\n")
-    script(fencing, "plain-crlf", "echo > ran\r\n")
     script(fencing, "foreign", "#!/no/such/sh\n")
     script(fencing, "binary", "\x7fELF\0\n")
     done = fencing("run", "job", "--", command)
@@ -234,8 +228,7 @@ def test_a_script_without_a_first_line_is_run_by_a_shell(fencing: Fencing):
     assert (done.returncode, done.stdout) == (3, f"{fencing.folder}/report: \n")
 
 
-@pytest.mark.parametrize("between", [(), ("second",)])
-@pytest.mark.parametrize("wait", ["0", "forever"])
+@pytest.mark.parametrize(("wait", "between"), [("0", ()), ("forever", ("second",))])
 def test_a_command_that_asks_for_the_lock_around_it_is_told_so(fencing: Fencing, wait: str, between: tuple[str, ...]):
     program = f"{sys.executable} -m fencing_sdk"
     deeper = "".join(f"{program} run {name} --pass-url -- " for name in between)
@@ -427,7 +420,7 @@ while :; do sleep {LONG} & wait $!; done
 
 
 def test_a_lost_lease_stops_the_whole_group_stubborn_or_not(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "60", *shell(STUBBORN))  # 6 s to answer SIGTERM
+    process = fencing.start("run", "job", "--ttl", "20", *shell(STUBBORN))  # 2 s to answer SIGTERM
     fencing.appears("ready")
     fencing.appears("grandchild.pid")
     broken = fencing("break", "job", "--reason", "it hangs", "--yes")  # the supervisor is told, and need not renew
@@ -455,7 +448,7 @@ def test_on_loss_kill_does_not_ask(fencing: Fencing):
 def test_on_loss_warn_goes_on_and_says_so_if_anybody_listens(fencing: Fencing, read: bool):
     script = "echo > ready; until [ -e enough ]; do sleep 0.05; done; exit 5"
     fencing.environment["FENCING_RECORD"] = "events.jsonl"
-    process = fencing.start("run", "job", "--ttl", "8", "--on-loss", "warn", *shell(script))
+    process = fencing.start("run", "job", "--ttl", "4", "--on-loss", "warn", *shell(script))
     fencing.appears("ready")
     if not read:
         process.stderr.close()
@@ -468,7 +461,7 @@ def test_on_loss_warn_goes_on_and_says_so_if_anybody_listens(fencing: Fencing, r
 
 
 def test_a_supervisor_that_was_frozen_stops_its_command_as_soon_as_it_runs(fencing: Fencing):
-    process = fencing.start("run", "job", "--ttl", "8", *shell(STUBBORN))
+    process = fencing.start("run", "job", "--ttl", "4", *shell(STUBBORN))
     fencing.appears("ready")
     fencing.appears("grandchild.pid")
     process.send_signal(signal.SIGSTOP)
@@ -510,7 +503,7 @@ os.posix_spawn = spawn_and_stop
 
 def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing):
     del fencing.environment["FENCING_URL"]
-    process = fencing.start("run", "job", "--ttl", "8", *shell(f"echo > ready; exec sleep {LONG}"))
+    process = fencing.start("run", "job", "--ttl", "4", *shell(f"echo > ready; exec sleep {LONG}"))
     fencing.appears("ready")
     (fencing.state / "fencing").rename(fencing.state / "gone")
     assert process.wait() == 76
@@ -518,7 +511,7 @@ def test_a_store_that_is_gone_ends_the_command_at_the_deadline(fencing: Fencing)
 
 def test_a_command_that_ends_after_the_deadline_did_not_end_well(fencing: Fencing):
     script = "echo > ready; until [ -e enough ]; do sleep 0.05; done"
-    process = fencing.start("run", "job", "--ttl", "8", *shell(script))
+    process = fencing.start("run", "job", "--ttl", "4", *shell(script))
     fencing.appears("ready")
     process.send_signal(signal.SIGSTOP)
     assert fencing("run", "job", "--wait", "60", *shell("touch enough; sleep 0.3")).returncode == 0

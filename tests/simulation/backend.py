@@ -12,7 +12,7 @@ from fencing_sdk.abc import Busy, Claim, Grant, Holder, LossNotice, Renewal, Rev
 from fencing_sdk.backends._shared.losses import LossNotices
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.errors import BackendUnavailableError, LossReason
-from fencing_sdk.testing._network import Link, Operation
+from fencing_sdk.testing._kernel import Link, Operation
 from tests.simulation.service import NAME, Record, Service
 
 T = TypeVar("T")

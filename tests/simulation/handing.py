@@ -9,7 +9,7 @@ from contextvars import Context
 
 from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, WaiterNotice
 from fencing_sdk.errors import BackendUnavailableError
-from fencing_sdk.testing._network import Link
+from fencing_sdk.testing._kernel import Link
 from tests.simulation.backend import Call, SimulatedBackend
 from tests.simulation.service import NAME, Record, Service, Sign
 

@@ -15,13 +15,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from share_model import Mishaps, broken_rule
-
 from fencing_sdk.abc import LOCK, READER, WRITER, Mode, Permit
 from fencing_sdk.backends._shared.node_line import Permits, rival_of
 from fencing_sdk.backends._shared.rules import free_permit
 
 NO_NUMBER = -1
+
+
+class Mishaps(NamedTuple):
+    """What may still go wrong."""
+
+    pauses: int = 0
+    kills: int = 0
+    cancellations: int = 0
+
+    def one_less(self, what: str) -> Mishaps:
+        return self._replace(**{what: getattr(self, what) - 1})
 
 
 class LineClient(NamedTuple):
@@ -273,3 +282,16 @@ class LineModel:
                 if ahead is not None and self._may(who, ahead):
                     return "P8: there is room, and a waiter watches what does not tell it"
         return ""
+
+
+def broken_rule(holders: list[tuple[str, int, int]], permits: int) -> str:
+    """The rule that these holders break together: each is its kind, its permit and its token."""
+    kinds = {kind for kind, _, _ in holders}
+    if len(holders) > 1 and (kinds & {"W", "L"} or len(kinds) > 1):
+        return "P1: a writer is not alone"
+    numbers = [permit for kind, permit, _ in holders if kind == "P"]
+    if len(numbers) > permits or len(set(numbers)) < len(numbers):
+        return "P1: too many permits"
+    if len({token for kind, _, token in holders if kind == "R"}) > 1:
+        return "P4: readers that hold together have two tokens"
+    return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencing_sdk.abc import Holder
-from fencing_sdk.testing import _network
+from fencing_sdk.testing import _kernel
 from tests.simulation.script import Fault
 from tests.simulation.stage import Actor, Stage
 
@@ -92,24 +92,24 @@ class Mishaps:
     # Messages.
 
     def _do_lose(self, fault: Fault) -> None:
-        self._hit(fault, "lost", _network.LinkFault(fault.operation, fault.way, lose=True, times=fault.times))
+        self._hit(fault, "lost", _kernel.LinkFault(fault.operation, fault.way, lose=True, times=fault.times))
 
     def _do_late(self, fault: Fault) -> None:
-        late = _network.LinkFault(fault.operation, fault.way, delay=fault.lasts, times=fault.times)
+        late = _kernel.LinkFault(fault.operation, fault.way, delay=fault.lasts, times=fault.times)
         self._hit(fault, "late", late, lasts=fault.lasts)
 
     def _do_double(self, fault: Fault) -> None:
-        again = _network.LinkFault(fault.operation, fault.way, again=fault.lasts, times=fault.times)
+        again = _kernel.LinkFault(fault.operation, fault.way, again=fault.lasts, times=fault.times)
         self._hit(fault, "doubled", again)
 
-    def _hit(self, fault: Fault, what: str, how: _network.LinkFault, *, lasts: float = 0.0) -> None:
+    def _hit(self, fault: Fault, what: str, how: _kernel.LinkFault, *, lasts: float = 0.0) -> None:
         actor = self._actor(fault)
         how.struck = lambda: self._trouble(what, fault, who=actor.name, lasts=lasts)
         actor.link.add(how)
 
     def _do_cut(self, fault: Fault) -> None:
         actor = self._actor(fault)
-        cut = _network.LinkFault(None, fault.way, lose=True)
+        cut = _kernel.LinkFault(None, fault.way, lose=True)
         actor.link.add(cut)
         self._trouble("cut", fault, who=actor.name, lasts=fault.lasts)
         self._after(fault.lasts, actor.link.lift, cut)

@@ -17,9 +17,8 @@ from fencing_sdk.abc import LOCK, Busy, Claim, Grant, Holder, Renewal, Revoked
 from fencing_sdk.backends._shared.row_table import RowTable, TableRows
 from fencing_sdk.backends._shared.rules import TokenSource, living
 from fencing_sdk.errors import BackendUnavailableError
-from fencing_sdk.testing._loop import Timeline
-from fencing_sdk.testing._network import NoAnswer
-from fencing_sdk.testing._process import ProcessClock
+from fencing_sdk.testing._kernel import NoAnswer
+from fencing_sdk.testing._loop import ProcessClock, Timeline
 
 NAME = "locks"
 _EPOCH = 1_700_000_000_000_000

@@ -14,10 +14,8 @@ from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import StaleTokenError
 from fencing_sdk.events import Event
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.testing._kernel import Kernel
-from fencing_sdk.testing._loop import Timeline
-from fencing_sdk.testing._network import Link, Network
-from fencing_sdk.testing._process import Process, ProcessClock
+from fencing_sdk.testing._kernel import Kernel, Link, Network
+from fencing_sdk.testing._loop import Process, ProcessClock, Timeline
 from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
 from tests.simulation.handing import HandingBackend
 from tests.simulation.script import Script

@@ -1,7 +1,5 @@
 """The judge of histories: each rule has a recording that it accepts and a similar one that it rejects."""
 
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import json

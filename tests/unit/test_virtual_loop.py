@@ -9,8 +9,7 @@ import time
 import pytest
 
 from fencing_sdk import UsageError
-from fencing_sdk.testing._loop import Timeline, VirtualLoop
-from fencing_sdk.testing._process import TURN, Process
+from fencing_sdk.testing._loop import TURN, Process, Timeline, VirtualLoop
 
 
 class Driver:
