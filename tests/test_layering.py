@@ -11,7 +11,7 @@ import fencing_sdk
 PACKAGE = Path(fencing_sdk.__file__).parent
 
 GROUND = ("errors", "_values", "events", "abc", "_name_template", "_recording")
-STORES = ("_dialing", "_http", "_etcd", "_kahuna", "_mysql", "backends", "guards", "diagnosis")
+STORES = ("_http", "_etcd", "_kahuna", "_mysql", "backends", "guards", "diagnosis")
 HOLDER = ("_lease_state", "_lease", "_engine", "_lock", "_arguments", "recipes")
 HOLDER += ("_client",)
 FRONT = ("_connect", "sync")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import imported_from
@@ -38,56 +38,8 @@ _UNKNOWN_VARIABLE = 1193
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
-class MysqlDriverCursor(Protocol):
-    """A cursor of asyncmy."""
-
-    description: object
-
-    async def execute(self, query: str, /) -> object:
-        """Run a text, which may have several statements; the cursor shows the result of the first one."""
-        ...
-
-    async def fetchall(self) -> Rows:
-        """The rows of the result that the cursor shows."""
-        ...
-
-    async def nextset(self) -> object:
-        """Show the result of the next statement; return a false value after the last one."""
-        ...
-
-    async def close(self) -> object:
-        """Read what is left of the results."""
-        ...
-
-
-class MysqlDriverConnection(Protocol):
-    """A connection of asyncmy; it runs one text at a time."""
-
-    connected: bool
-
-    async def connect(self) -> object:
-        """Connect and log in."""
-        ...
-
-    def cursor(self) -> MysqlDriverCursor:
-        """Make a cursor."""
-        ...
-
-    def thread_id(self) -> int:
-        """The server's number of the connection."""
-        ...
-
-    def get_server_info(self) -> str:
-        """The server's version, as ``8.4.3`` or ``10.11.6-MariaDB``."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection without a message to the server."""
-        ...
-
-    async def ensure_closed(self) -> None:
-        """Close the connection after a message to the server."""
-        ...
+MysqlDriverConnection: TypeAlias = Any
+"""An `asyncmy.Connection`, which runs one text at a time. The driver has no types."""
 
 
 async def connect(url: MysqlUrl, *, patience: float) -> MysqlDriverConnection:
@@ -99,7 +51,7 @@ async def connect(url: MysqlUrl, *, patience: float) -> MysqlDriverConnection:
     Raises:
         Exception: the driver's error.
     """
-    connection = cast("Callable[..., MysqlDriverConnection]", asyncmy.Connection)(
+    connection: MysqlDriverConnection = asyncmy.Connection(  # type: ignore[no-untyped-call]
         **url.arguments(), charset="utf8mb4", connect_timeout=patience, autocommit=True
     )
     try:

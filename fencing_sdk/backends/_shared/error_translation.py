@@ -13,17 +13,23 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Self, cast
 
-from fencing_sdk.errors import BackendError, FencingError
+from fencing_sdk._values.claim import Claim
+from fencing_sdk._values.token import Token
+from fencing_sdk.abc import Guard
+from fencing_sdk.abc._powers import TransactionalGuard
+from fencing_sdk.errors import BackendError, BackendRefusedError, FencingError, shown
 
 __all__ = [
     "ErrorTranslation",
+    "Fences",
     "NoConnectionError",
     "Verdict",
     "no_connection_to",
     "one_line",
+    "raise_fences",
     "reason_of",
     "verdict_by_class",
 ]
@@ -81,7 +87,7 @@ class NoConnectionError(Exception):
 
 
 _NO_TLS = "WRONG_VERSION_NUMBER"
-"""What OpenSSL finds in the first bytes of a server that has no TLS."""
+"""OpenSSL's reason where the server answers without TLS."""
 
 
 def reason_of(error: BaseException | None) -> str:
@@ -103,11 +109,6 @@ class ErrorTranslation:
     ``with ErrorTranslation(translated, "acquire")``: the errors of a driver leave as errors of the contract.
 
     The package's own errors pass. This is a class because a generator would cost five times as much.
-
-    Args:
-        translated: Makes the contract's error of an operation and a driver's error.
-
-        operation: The call of the backend.
     """
 
     __slots__ = ("_operation", "_translated")
@@ -121,3 +122,46 @@ class ErrorTranslation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, FencingError):
             raise self._translated(self._operation, error) from error
+
+
+Fences = Sequence[tuple[Guard, str]]
+"""Each guard, and the resource whose fence it raises."""
+_FENCE_PATIENCE = 1.0
+"""Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
+_NOTE = "fencing_sdk: "
+"""How a guard's own note on a driver's error begins. The message of the server is never repeated."""
+
+
+async def raise_fences(
+    transaction: object,
+    claim: Claim,
+    fences: Fences,
+    token: int,
+    *,
+    backend: str,
+    code_of: Callable[[Exception], object],
+    missing: Collection[object],
+) -> None:
+    """
+    Raise *fences* to the *token* that was granted to *claim*, in the *transaction* of the grant.
+
+    The grant has found the tables of the locks, so a *missing* code (a schema, table or column that is missing, has
+    another type, or is not permitted) is about the guard's.
+
+    Raises:
+        StaleTokenError: a fence is higher already.
+        BackendRefusedError: a guard lacks its table, its schema or a permission.
+        Exception: any other error of the driver or the guard.
+    """
+    for guard, resource in fences:
+        try:
+            raised = Token(token, claim.holder)
+            await cast("TransactionalGuard", guard).raise_in(transaction, resource, raised, wait=_FENCE_PATIENCE)
+        except Exception as error:
+            code = code_of(error)
+            if code not in missing:
+                raise
+            notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+            why = "; ".join(notes) or "its table, its schema or a permission is missing"
+            detail = f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
+            raise BackendRefusedError(backend, "acquire", detail) from error

@@ -36,7 +36,7 @@ __all__ = ["PERMITS", "Node", "Permits", "holding", "holds", "refusal", "rival_o
 
 
 class Node(Protocol):
-    """What the line knows of a node."""
+    """One node of a line."""
 
     @property
     def shared(self) -> str:
@@ -59,7 +59,7 @@ class Permits(Enum):
 
 
 PERMITS = Permits.ALL
-"""What the first waiter for a permit waits for: that any of the permits is released."""
+"""The rival of the first waiter for a permit: the release of any of the permits."""
 
 
 def rival_of(mode: Mode, ahead: Sequence[N]) -> N | Permits | None:

@@ -89,8 +89,6 @@ class PlaceToPoll(PlaceInLine):
 
 @dataclass(slots=True)
 class _Name:
-    """What a client knows of one lock."""
-
     pace: Pace = field(default_factory=Pace)
     waiting: deque[PlaceToPoll] = field(default_factory=deque)
     holding: Claim | None = None
@@ -197,16 +195,12 @@ class PollingLine:
         known = self._names.get(name)
         if known is None:
             known = self._names[name] = _Name()
-            self._forget_one()
+            for _ in range(len(self._names) - self.NAMES):  # forgets no line in which a waiter stands
+                oldest, found = next(iter(self._names.items()))
+                if found.waiting:
+                    self._names.move_to_end(oldest)
+                else:
+                    del self._names[oldest]
         else:
             self._names.move_to_end(name)
         return known
-
-    def _forget_one(self) -> None:
-        """Stay below the limit, but never forget a line in which a waiter stands."""
-        for _ in range(len(self._names) - self.NAMES):
-            oldest, known = next(iter(self._names.items()))
-            if known.waiting:
-                self._names.move_to_end(oldest)
-            else:
-                del self._names[oldest]

@@ -70,7 +70,7 @@ class QueuedRequest(Generic[S]):
     """A request that waits for the connection, or is under way."""
 
     body: Callable[[S], Awaitable[Any]]
-    """What the request does on a session: one statement, or one transaction."""
+    """Runs one statement on a session, or one transaction."""
     answer: asyncio.Future[Any]
     must_run: bool
 
@@ -186,21 +186,17 @@ class _RequestQueue(Generic[S]):
         try:
             while self._urgent or self._others:
                 request = self._urgent.popleft() if self._urgent else self._others.popleft()
-                if request.must_run or not request.answer.done():
-                    await self._answer(request)
+                if request.answer.done() and not request.must_run:
+                    continue
+                try:
+                    row = await self._run(request)
+                except Exception as error:  # noqa: BLE001  (the caller that waits for the future raises it)
+                    _fail(request, error)
+                else:
+                    if not request.answer.done():
+                        request.answer.set_result(row)
         finally:
             self._running = False
-
-    async def _answer(self, request: QueuedRequest[S]) -> None:
-        try:
-            row = await self._run(request)
-        except Exception as error:  # noqa: BLE001  (the caller that waits for the future raises it)
-            if not request.answer.done():
-                request.answer.set_exception(error)
-                request.answer.exception()  # without this, an answer that stays unread would be logged
-        else:
-            if not request.answer.done():
-                request.answer.set_result(row)
 
     async def _run(self, request: QueuedRequest[S]) -> Any:
         tries = _TRIES
@@ -255,9 +251,7 @@ class _RequestQueue(Generic[S]):
         """Fail every request at once: without a connection, each of them would wait for another attempt to connect."""
         for requests in (self._urgent, self._others):
             for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-                    request.answer.exception()
+                _fail(request, error)
             requests.clear()
 
     def caller_gave_up(self) -> None:
@@ -291,6 +285,12 @@ class _RequestQueue(Generic[S]):
         if self._running and self._runner is not None:
             await asyncio.wait((self._runner,), timeout=_CLOSING_PATIENCE)
         await asyncio.sleep(0)  # in the next turn of the loop the transport calls connection_lost
+
+
+def _fail(request: QueuedRequest[S], error: BaseException) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)
+        request.answer.exception()  # without this, an answer that stays unread would be logged
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

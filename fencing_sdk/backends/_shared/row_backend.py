@@ -67,7 +67,7 @@ class MessageBox(Protocol):
 
     @property
     def name(self) -> str:
-        """By which others reach it."""
+        """The address at which others reach it."""
         ...
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class RowBackend(Uncopied):
 
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        waiter = None if self._waiters is None else self._waiters.find(claim)
+        waiter = None if self._waiters is None else self._waiters.table.find(claim)
         if waiter is not None and (known := waiter.refusal()) is not None:
             return known
         look = None if waiter is None else partial(rules.refusal, claim=claim)
@@ -184,7 +184,7 @@ class RowBackend(Uncopied):
         return self._answered(claim, outcome)
 
     def _answered(self, claim: Claim, outcome: Grant | Busy) -> Grant | Busy:
-        waiter = None if self._waiters is None else self._waiters.find(claim)
+        waiter = None if self._waiters is None else self._waiters.table.find(claim)
         if waiter is not None:
             waiter.served = isinstance(outcome, Grant)
             waiter.refused(outcome)
@@ -252,34 +252,25 @@ class RowBackend(Uncopied):
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        waiters = self._own_waiters()
+        if self._waiters is not None and not self._waiters.usable:
+            self._close_waiters()
+        if self._waiters is None:
+            self._waiters = RowWaiters(self._store)
+        waiters = self._waiters
         waiter = waiters.add(claim)
         try:
             await self._store.run("queue", claim.name, partial(rules.join, claim=claim, address=waiter.address))
             yield waiter
         finally:
             waiters.remove(waiter)
-            await self._leave(claim, waiters)
-
-    async def _leave(self, claim: Claim, waiters: RowWaiters) -> None:
-        """
-        Leave the line. A request without an answer is repeated, unless this object is closed.
-
-        Without signs of life the waiter loses its place anyway, but another waiter of this object may give them.
-        """
-        for _ in range(_LEAVES):
-            with suppress(BackendError):
-                await self._store.run("queue", claim.name, partial(rules.leave, owner=claim.owner), surely=True)
-                return
-            if self._waiters is not waiters:
-                return
-
-    def _own_waiters(self) -> RowWaiters:
-        if self._waiters is not None and not self._waiters.usable:
-            self._close_waiters()
-        if self._waiters is None:
-            self._waiters = RowWaiters(self._store)
-        return self._waiters
+            # A request without an answer is repeated, unless this object is closed. Without signs of life the waiter
+            # loses its place anyway, but another waiter of this object may give them.
+            for _ in range(_LEAVES):
+                with suppress(BackendError):
+                    await self._store.run("queue", claim.name, partial(rules.leave, owner=claim.owner), surely=True)
+                    break
+                if self._waiters is not waiters:
+                    break
 
     def _close_waiters(self) -> None:
         waiters, self._waiters = self._waiters, None
@@ -344,8 +335,8 @@ class RowWaiters:
     def __init__(self, store: RowStore) -> None:
         self._store = store
         self._owner = LoopOwner()
-        self._table: WaiterTable[RowWaiter] = WaiterTable()
-        self._box = store.open_box(self._table.wake)
+        self.table: WaiterTable[RowWaiter] = WaiterTable()
+        self._box = store.open_box(self.table.wake)
         self._group = random_text()
         self._timer: asyncio.TimerHandle | None = None
         self._attending: asyncio.Task[Sequence[Claim]] | None = None
@@ -355,21 +346,17 @@ class RowWaiters:
         """True if this loop of this process owns them: not in a forked child, and not in the next loop."""
         return self._owner.is_current
 
-    def find(self, claim: Claim) -> RowWaiter | None:
-        """The waiter of *claim*, if there is one."""
-        return self._table.find(claim)
-
     def add(self, claim: Claim) -> RowWaiter:
         """Make a waiter for *claim*. The caller writes its row."""
         address = WaiterAddress("" if self._box is None else self._box.name, self._group)
-        waiter = self._table.add(RowWaiter(claim, address))
+        waiter = self.table.add(RowWaiter(claim, address))
         self._set_timer()
         return waiter
 
     def remove(self, waiter: RowWaiter) -> None:
         """Forget *waiter*; without waiters, the timer stops."""
-        self._table.remove(waiter)
-        if not self._table:
+        self.table.remove(waiter)
+        if not self.table:
             self._stop()
 
     def close(self) -> None:
@@ -398,7 +385,7 @@ class RowWaiters:
 
     async def _attend(self) -> Sequence[Claim]:
         """Attend those that wait when the request is made: the store puts back whom it does not find in the line."""
-        asked, waiting = _CLOCK.now(), [waiter for waiter in self._table if not waiter.served]
+        asked, waiting = _CLOCK.now(), [waiter for waiter in self.table if not waiter.served]
         due = await self._store.attend(self._group, [(waiter.claim, waiter.address) for waiter in waiting])
         for waiter in waiting:
             waiter.attended(asked)
@@ -410,11 +397,11 @@ class RowWaiters:
             return  # stopped meanwhile
         self._attending = None
         # After a failure all of them try, and their calls raise the store's error.
-        self._wake([waiter.claim for waiter in self._table] if failed else answer.result())
+        self._wake([waiter.claim for waiter in self.table] if failed else answer.result())
 
     def _wake(self, due: Iterable[Claim]) -> None:
         for claim in due:
-            waiter = self._table.find(claim)
+            waiter = self.table.find(claim)
             if waiter is not None:
                 waiter.wake()
         self._set_timer()

@@ -25,14 +25,12 @@ class RowTable:
     def __init__(self, next_token: TokenSource, backend: str = "MemoryBackend") -> None:
         self.next_token = next_token
         self.backend = backend
-        """What errors call the store."""
         self.last_token = 0
+        # Name, then owner. No name has an empty dictionary; the waiters are in order of arrival.
         self.grants: dict[str, dict[str, GrantRow]] = {}
-        """By name and owner. No name has an empty dictionary."""
         self.lines: dict[str, OrderedDict[str, WaiterRow]] = {}
-        """By name and owner, in order of arrival. Nor here."""
         self.reasons: dict[tuple[str, str], tuple[float, str]] = {}
-        """By name and owner: until when it is kept, and why the grant was ended."""
+        """Until when a reason is kept, and the reason."""
         self._sweep_at = _SWEEP_FROM
 
     def acquire(self, claim: Claim, now: float) -> Grant | Busy:
@@ -164,7 +162,7 @@ class TableRows:
 
     def join(self, claim: Claim, address: object) -> None:
         if not self.sign(claim.owner):
-            waiter = WaiterRow(claim.owner, claim.mode, self._silent_at(), self.now, claim.label, address)
+            waiter = WaiterRow(claim.owner, claim.mode, self.now + rules.LINE_TTL, self.now, claim.label, address)
             self.table.lines.setdefault(self._name, OrderedDict())[claim.owner] = waiter
 
     def sign(self, owner: str) -> bool:
@@ -172,11 +170,8 @@ class TableRows:
         line = self.table.lines.get(self._name)
         if line is None or owner not in line:
             return False
-        line[owner].silent_at = self._silent_at()
+        line[owner].silent_at = self.now + rules.LINE_TTL
         return True
-
-    def _silent_at(self) -> float:
-        return self.now + rules.LINE_TTL
 
     def leave(self, owner: str) -> bool:
         line = self.table.lines.get(self._name)

@@ -63,12 +63,11 @@ class GrantRow:
     owner: str
     token: int
     expires: float
-    """When it ends, in seconds of the clock of `Rows.now`."""
+    """Seconds of the clock of `Rows.now`."""
     mode: Mode
     permit: int | None
     label: str | None
     since: float
-    """When it was granted."""
 
 
 @dataclass(slots=True)
@@ -78,9 +77,8 @@ class WaiterRow:
     owner: str
     mode: Mode
     silent_at: float
-    """When it loses its place, without another sign of life."""
+    """The moment at which it loses its place, without another sign of life."""
     since: float
-    """When it joined."""
     label: str | None
     address: object = None
     """How the store reaches it."""
@@ -90,7 +88,7 @@ class Rows(Protocol):
     """The rows of one name, during one step of the store."""
 
     backend: str
-    """What errors call the store."""
+    """The name of the store in errors."""
     now: float
     """Seconds of the store's clock, read after the step has begun."""
 

@@ -162,7 +162,7 @@ class WaiterTable(Generic[W]):
 
 
 class Turn(Protocol):
-    """What a waiter in the line waits for."""
+    """The turn of a waiter in the line."""
 
     async def wait(self) -> None:
         """
@@ -268,10 +268,10 @@ class FirstAsks:
 
     def __init__(self) -> None:
         self._asking: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}
-        """By name: the owner that asks, and what it will know."""
+        """The owner that asks for a name, and its outcome."""
 
     async def refusal(self, claim: Claim) -> Busy | None:
-        """What *claim* learns from another claim that is asking already; None if it has to ask itself."""
+        """Return the refusal that *claim* learns from another claim that asks already; None if it has to ask itself."""
         loop = asyncio.get_running_loop()
         while (first := self._asking.get(claim.name)) is not None:
             owner, asking = first

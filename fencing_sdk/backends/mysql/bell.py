@@ -51,12 +51,7 @@ _CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
 
 
 class Bell:
-    """
-    The bell of one backend object in the running event loop.
-
-    Args:
-        dial: Opens a connection.
-    """
+    """The bell of one backend object in the running event loop."""
 
     def __init__(self, dial: Callable[[], Awaitable[MysqlSession]]) -> None:
         self.client = random_text()

@@ -98,7 +98,7 @@ class MysqlSession:
     @property
     def number(self) -> int:
         """The server's number of the connection, for KILL."""
-        return self._connection.thread_id()
+        return int(self._connection.thread_id())
 
     @property
     def is_mariadb(self) -> bool:
@@ -194,16 +194,7 @@ class MysqlSession:
 
 
 class MysqlDialer:
-    """
-    Opens sessions with the server that takes writes.
-
-    Args:
-        url: The database, at each of its hosts.
-
-        create: Whether missing tables are created.
-
-        patience: Seconds that the opening of a connection may take.
-    """
+    """Opens sessions with the server that takes writes."""
 
     def __init__(self, url: MysqlUrl, *, create: bool, patience: float) -> None:
         self.hosts = url.each_host()

@@ -31,7 +31,7 @@ from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked, mode
 from fencing_sdk._values.clock import JITTER, TICK, BootClock
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.fences import FenceRaising, Fences
+from fencing_sdk.backends._shared.error_translation import Fences, raise_fences
 from fencing_sdk.backends._shared.losses import StopListening
 from fencing_sdk.backends._shared.request_queue import SILENCE, QueuedRequest, RequestConnection
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
@@ -60,7 +60,7 @@ SECOND = 1_000_000
 """Microseconds, in which the server's tables count time."""
 PAGE = 10_000
 """Names that one statement of a listing looks at: renewals wait for it."""
-_RAISING = FenceRaising(BACKEND, code_of, {NO_TABLE, 1054, 1142, 1143})
+_raise_fences = partial(raise_fences, backend=BACKEND, code_of=code_of, missing={NO_TABLE, 1054, 1142, 1143})
 _GIVEN_UP = 1000
 """So many names for whose rows calls have waited in vain are kept."""
 _ROW_PAUSE = 0.02
@@ -148,18 +148,7 @@ class NameRows:
     def of_answers(
         cls, reading: Reading, answers: Sequence[Answer], tokens: Callable[[float], TokenSource], backend: str
     ) -> Callable[[str], NameRows]:
-        """
-        Take the *answers* to a *reading*; return the rows of any of the names.
-
-        Args:
-            reading: What was read.
-
-            answers: The rows of each statement; none if nothing was.
-
-            tokens: From the time to how tokens grow.
-
-            backend: What errors call the store.
-        """
+        """Take the *answers* to a *reading*; return the rows of any of the names."""
         rest = iter(answers)
         locks = next(rest, ())
         waiters, ended = next(rest, ()) if reading.line else (), next(rest, ()) if reading.reasons else ()
@@ -302,7 +291,7 @@ class Sweeper:
     a write, and without one a table of millions would be read as a whole, while renewals wait.
 
     Args:
-        connection: On which it runs.
+        connection: The one of the renewals, which wait for each sweep.
 
         retention: None deletes no locks. A counter starts again when the row of its lock is gone, so one that another
             client has written stays. Hybrid tokens keep growing, and one that is ahead of the clock stays until the
@@ -394,16 +383,7 @@ def _ago(seconds: float) -> str:
 
 
 class MysqlStore:
-    """
-    A server, as `RowBackend` asks for it: see `RowStore`.
-
-    Args:
-        dialer: Opens connections.
-
-        hybrid: Whether tokens follow the clock: see `token_source`.
-
-        bell: Whether clients sleep on a second connection until others wake them.
-    """
+    """A server, as `RowBackend` asks for it: see `RowStore`."""
 
     def __init__(self, dialer: MysqlDialer, *, hybrid: bool, bell: bool) -> None:
         self.dialer = dialer
@@ -482,7 +462,7 @@ class MysqlStore:
 
         async def raise_all(session: MysqlSession, outcome: Grant | Busy) -> None:
             if isinstance(outcome, Grant):
-                await _RAISING.raise_all(session.for_guards(), claim, fences, outcome.token)
+                await _raise_fences(session.for_guards(), claim, fences, outcome.token)
 
         gone, step = False, (claim.name, rule)
         body = partial(self._wait, "acquire", step, _CLOCK.now(), lambda: not gone, before_commit=raise_all)
@@ -574,18 +554,8 @@ class MysqlStore:
         """
         Run a step that waits for its row. Each wait may take a second, so one in vain is the answer to all before it.
 
-        Args:
-            operation: What errors call it.
-
-            step: The rule, and whose row it needs.
-
-            since: When its caller began to wait.
-
-            wanted: Returns false once the caller has given up; asked before the wait and after it.
-
-            session: On which it waits.
-
-            before_commit: What else belongs to the transaction, such as a fence for whose row it waits, too.
+        Its caller began to wait at *since*, and has given up once *wanted* returns false. *before_commit* may wait for
+        the row of a fence, too.
 
         Raises:
             BackendUnavailableError: another call has waited in vain meanwhile.

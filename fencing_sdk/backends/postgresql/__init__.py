@@ -39,7 +39,7 @@ from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.fences import FenceRaising
+from fencing_sdk.backends._shared.error_translation import Fences, raise_fences
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
@@ -96,7 +96,8 @@ _EVERY = 600.0
 _RETENTION = 7 * 86400.0
 """Seconds for which a lock must have been free before its row is deleted."""
 _CLOCK = BootClock()
-_RAISING = FenceRaising(BACKEND, code_of, {"3F000", "42501", "42703", "42804", "42P01"})
+_MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
+"""A schema, table or column that is missing, has another type, or is not permitted."""
 _BATCH = 1000
 """Leases that one statement renews."""
 
@@ -176,7 +177,7 @@ class PostgresqlBackend(Uncopied):
         known = self._database_identity
         return known is not None and isinstance(guard, TransactionalGuard) and guard.database == known
 
-    async def acquire_fenced(self, claim: Claim, fences: Sequence[tuple[Guard, str]]) -> Grant | Busy:
+    async def acquire_fenced(self, claim: Claim, fences: Fences) -> Grant | Busy:
         """
         See ``abc._powers.SupportsFence.acquire_fenced``.
 
@@ -189,7 +190,9 @@ class PostgresqlBackend(Uncopied):
             async def acquire_and_raise(connection: DriverConnection) -> DriverRow | None:
                 row = await connection.fetchrow(statement, *arguments)
                 if row is not None and row[0] is not None:
-                    await _RAISING.raise_all(connection, claim, fences, row[0])
+                    await raise_fences(
+                        connection, claim, fences, row[0], backend=BACKEND, code_of=code_of, missing=_MISSING
+                    )
                 return row
 
             return await self._fenced_connection.run(lambda session: session.transact(acquire_and_raise))

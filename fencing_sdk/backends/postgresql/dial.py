@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fencing_sdk._dialing import first_success
 from fencing_sdk._http.tls import complaint_about, distrust
 from fencing_sdk._values.url import TLS_FILES, PostgresqlUrl
+from fencing_sdk.backends._shared.background_task import first_success
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends._shared.request_queue import RequestConnection
 from fencing_sdk.backends.postgresql import driver
@@ -27,17 +26,13 @@ from fencing_sdk.backends.postgresql.driver import (
     PostgresqlSession,
     code_of,
 )
-from fencing_sdk.backends.postgresql.errors import BACKEND, NoTlsError, ReadOnlyError, StandbyError, translated
+from fencing_sdk.backends.postgresql.errors import BACKEND, ReadOnlyError, StandbyError, translated
 from fencing_sdk.backends.postgresql.schema import create, missing_right, newest_function
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, shown
 
 _VERIFYING = {"verify-ca", "verify-full"}
-_DEMANDING = {"require", *_VERIFYING}
 _ROOT = "~/.postgresql/root.crt"
 """Where libpq and asyncpg look for the certificate of the authority."""
-_TLS_PLEASE = struct.pack("!ii", 8, 80877103)
-"""The wish for TLS, to which PostgreSQL alone answers with one letter."""
-_PROBE_PATIENCE = 1.0
 _CREATE_PATIENCE = 30.0
 """Seconds that the creation of the tables may take; it waits for other clients that create them."""
 _CANCEL_PATIENCE = 0.2
@@ -59,22 +54,7 @@ class _ConclusiveError(Exception):
 
 
 class PostgresqlDialer:
-    """
-    Opens sessions.
-
-    Args:
-        hosts: The same database at each host.
-
-        schema: The schema of the tables and functions.
-
-        create: Whether they are created if they are missing.
-
-        pooled: Whether a proxy pools transactions. A request that notices it sets this for the next sessions.
-
-        patience: Seconds that the opening of a connection may take.
-
-        arguments: More arguments of ``asyncpg.connect``.
-    """
+    """Opens sessions. A request that notices a proxy sets `pooled` for the next ones."""
 
     def __init__(
         self,
@@ -185,11 +165,13 @@ class PostgresqlDialer:
             raise NoConnectionError.at(host.place, why) from error
         except TimeoutError as error:
             raise self._silent(host) from error
-        except (ConnectionError, driver.Disconnected) as error:
-            refused = isinstance(error, ConnectionRefusedError)
-            raise (NoConnectionError.at(host.place, reason_of(error)) if refused else await _behind(host)) from error
-        except OSError as error:
-            raise NoConnectionError.at(host.place, reason_of(error)) from error
+        except (OSError, driver.Disconnected) as error:
+            why = reason_of(error)
+            if isinstance(error, ConnectionError | driver.Disconnected) and not isinstance(
+                error, ConnectionRefusedError
+            ):
+                why = "it closed the connection, or has no TLS; is it PostgreSQL?"
+            raise NoConnectionError.at(host.place, why) from error
         raise BackendRefusedError(BACKEND, "connect", _unusable(host))
 
     def _silent(self, host: PostgresqlUrl) -> NoConnectionError:
@@ -239,40 +221,13 @@ class PostgresqlDialer:
             raise _ConclusiveError(refusal) from error
 
 
-async def _behind(host: PostgresqlUrl) -> Exception:
-    """Make the error for a server that broke off. The driver has only a text; what answers the wish for TLS shows."""
-    answer, reason = b"", "the connection was closed; is it PostgreSQL?"
-    if host.address is not None and not host.address[0].startswith("/"):
-        try:
-            async with asyncio.timeout(_PROBE_PATIENCE):
-                reader, writer = await asyncio.open_connection(*host.address)
-                try:
-                    writer.write(_TLS_PLEASE)
-                    answer = await reader.read(1)
-                finally:
-                    writer.transport.abort()
-        except OSError as error:  # every TimeoutError is one
-            reason = f"{reason_of(error)}; is it PostgreSQL?"
-    if answer == b"N" and _tls_mode(host) in _DEMANDING:
-        return NoTlsError()
-    if answer in {b"N", b"S", b"E"}:
-        reason = "the connection was closed"
-    elif answer:
-        reason = "the peer is not PostgreSQL"
-    return NoConnectionError.at(host.place, reason)
-
-
 def _unusable(host: PostgresqlUrl) -> str:
     """Return why the driver does not take the URL, as far as that can be known without the driver's own words."""
-    mode = _tls_mode(host)
+    mode = (host.file("sslmode") or "").replace("_", "-")
     if mode in _VERIFYING and not host.file("sslrootcert") and not Path(_ROOT).expanduser().is_file():
         fix = f"write sslrootcert=/path/to/ca.pem, or put the file at {_ROOT}"
         return f"sslmode={mode} needs the certificate of the authority; {fix}"
     return "the URL or an argument of the driver cannot be used; is every option in the query one of libpq's?"
-
-
-def _tls_mode(host: PostgresqlUrl) -> str:
-    return (host.file("sslmode") or "").replace("_", "-")
 
 
 class PostgresqlConnection(RequestConnection[PostgresqlSession]):

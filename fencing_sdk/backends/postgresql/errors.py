@@ -31,10 +31,6 @@ class ReadOnlyError(Exception):
     """The server is not a standby, and refuses writes in this session."""
 
 
-class NoTlsError(Exception):
-    """The server, or a proxy before it, answered the wish for TLS with something else."""
-
-
 class UnreadableRowError(Exception):
     """A function of the schema returned a row that no function of this version returns. The outcome is unknown."""
 
@@ -73,10 +69,6 @@ CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ReadOnlyError, (BackendUnavailableError, _READ_ONLY)),
     (UnreadableRowError, (BackendUnavailableError, _NOT_OURS)),
     (ConnectionAbandonedError, (BackendUnavailableError, "the connection was abandoned, or the backend was closed")),
-    (
-        NoTlsError,
-        (BackendRefusedError, "it, or a proxy before it, has no TLS, which sslmode requires; set ssl = on there"),
-    ),
     (driver.TargetNotMatched, (BackendUnavailableError, "no host matches target_session_attrs")),
     (driver.Disconnected, (BackendUnavailableError, "the connection broke")),
     (TimeoutError, (BackendUnavailableError, "the server did not answer while a connection was opened")),

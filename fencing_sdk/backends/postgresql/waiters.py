@@ -120,13 +120,6 @@ class WaitingReaders:
     Those that wait for the same name and try at the same moment are decided in one statement. They are woken together,
     when a writer has gone. A reader that gives up before the statement is sent is not asked for. One that has lost its
     place in the line asks alone, which gives it another.
-
-    Args:
-        connection: Runs the statements.
-
-        requests: The statements.
-
-        waiters: Has the time after which a waiter tries again without a wake-up.
     """
 
     def __init__(
@@ -197,15 +190,6 @@ class NotifyListener:
     A proxy that pools transactions accepts LISTEN and never delivers a notification. So the listener sends an echo, a
     notification to itself, on the connection for the requests, and listens once the echo arrives. It repeats the echo
     from time to time, which also finds a connection that broke without a sound.
-
-    Args:
-        dialer: Opens sessions.
-
-        connection: Sends echoes: another connection than the one that listens.
-
-        requests: The statements.
-
-        table: The waiters. While it has some, a connection listens.
     """
 
     def __init__(
@@ -316,13 +300,6 @@ class PostgresqlLossWatcher(RevocationWatcher):
     A proxy that pools transactions passes no messages on, and LISTEN would stay behind in the session of another
     program. The proxy gives itself away by its process id, which is not the server's. There, the next renewal
     notices the loss.
-
-    Args:
-        connection: The connection for the requests.
-
-        requests: The statements that ask for the reasons of revocations, and for holders.
-
-        schema: The schema of the functions.
     """
 
     def __init__(self, connection: PostgresqlConnection, requests: PostgresqlRequests, schema: str) -> None:

@@ -88,18 +88,7 @@ _SCHEMA = resources.files("fencing_sdk.backends.sqlite").joinpath("schema.sql")
 
 
 class LockFile:
-    """
-    A database in WAL mode, opened and made ready.
-
-    Args:
-        path: Where it is.
-
-        synchronous: A key of `SYNCHRONOUS`.
-
-        clock: The clock of grants.
-
-        busy: Set while another process keeps the write lock that is waited for.
-    """
+    """A database in WAL mode, opened and made ready."""
 
     def __init__(self, path: Path, *, synchronous: str, clock: Clock, busy: threading.Event | None = None) -> None:
         _check_openable(path)

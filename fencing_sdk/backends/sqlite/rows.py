@@ -36,20 +36,7 @@ _NEXT_NAMES = "SELECT DISTINCT name FROM fencing_lock WHERE name > :start ORDER 
 
 
 class OpenFile:
-    """
-    The open file, as seen from one boot and one network namespace. Used by the thread that made it, and by no other.
-
-    Args:
-        file: The database.
-
-        signs: The signs of life beside it.
-
-        next_token: How tokens grow.
-
-        boot: Names the boot in which grants and places count.
-
-        network: Names the network namespace within which messages arrive.
-    """
+    """The open file, as seen from one boot and one network namespace; for the thread that made it alone."""
 
     def __init__(self, file: LockFile, signs: SignsOfLife, next_token: TokenSource, boot: str, network: str) -> None:
         self.file = file

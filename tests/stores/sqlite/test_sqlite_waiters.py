@@ -170,7 +170,7 @@ async def test_a_waiter_that_leaves_before_its_sign_is_given_stays_out_of_the_li
         waiters = backend._waiters
         assert waiters is not None
         waiters._give_signs()
-        waiters.remove(waiters.find(leaving))
+        waiters.remove(waiters.table.find(leaving))
         step = ("a", partial(_rules.leave, owner=leaving.owner))
         backend._store.sql.submit(lambda file: file.run([step])).result(LIMIT)
         await waiters._attending

@@ -29,9 +29,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fencing_sdk._dialing import first_success
 from fencing_sdk._http.tls import complaint_about, wants_certificate
 from fencing_sdk._values.drivers import KnownDriver
+from fencing_sdk.backends._shared.background_task import first_success
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.errors import BackendRefusedError
 
