@@ -30,7 +30,7 @@ from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import loop_here
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.token import transaction_looks
-from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, FencingError, UsageError, shown
+from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, UsageError, shown
 
 T = TypeVar("T")
 
@@ -434,12 +434,7 @@ class LoopThread:
         opening = self._opening = Opening()
         try:
             self._thread = threading.Thread(target=self._run, args=(opening,), name="fencing-sync", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                if (late := _too_late(error)) is not None:
-                    raise late from error
-                raise
+            self._thread.start()
             close_before_a_child_ends()
             opening.wait()
             if self._loop is not None:
@@ -450,7 +445,7 @@ class LoopThread:
         finally:
             self._opening = None
         if opening.error is not None:
-            raise _too_late(opening.error) or opening.error
+            raise opening.error
         if opening.abandoned or (loop := self._loop) is None:  # the handler of a signal has closed it
             self.join()
             msg = "this client was closed while it was opened"
@@ -480,21 +475,6 @@ class LoopThread:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # cancelled at once, it does not drain: no thread can release a lock
                     await self._client.aclose()
-
-
-def _too_late(error: BaseException) -> UsageError | None:
-    """Return the error for an opening that failed because the main thread has ended: Python refuses what it needs."""
-    cause: BaseException | None = error
-    while cause is not None and (not isinstance(cause, RuntimeError) or isinstance(cause, FencingError)):
-        cause = cause.__cause__
-    if cause is None or threading.main_thread().is_alive():
-        return None
-    late = UsageError(
-        "this client is opened after the main thread has ended, when Python starts no threads for it; "
-        "open it while the main thread runs, such as by 'with locks:' around the work"
-    )
-    late.__cause__ = cause
-    return late
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -9,16 +9,12 @@ from typing import Annotated
 
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, WebSocket
-from fastapi.exceptions import FastAPIError
 from fastapi.responses import StreamingResponse
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from web_servers import send, uvicorn_server
 
 from fencing_sdk import ConfigurationError, Lease, LockClient, StaleTokenError, Token, current_token
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations.fastapi import Fenced, Leased, Presented, answer_problems, lifespan
 
 TOKEN = b"Fencing-Token: 34"
@@ -98,34 +94,6 @@ async def test_a_template_that_the_route_does_not_fill_is_an_error_and_not_an_op
         assert (await send(url, TOKEN)).status == 500
 
 
-async def test_the_check_is_part_of_a_transaction_of_sqlalchemy(app, tmp_path):
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/seats.db")
-    guard = SqlGuard(engine)
-    async with engine.begin() as connection:
-        await connection.execute(text("CREATE TABLE seats (seat TEXT PRIMARY KEY, token INTEGER)"))
-
-    @app.put("/seats/{seat}")
-    async def book(seat: str, token: Annotated[Token, Presented()]):
-        async with AsyncSession(engine) as session, session.begin():
-            await guard.admit(session, f"seats/{seat}", token)
-            await session.execute(
-                text("INSERT OR REPLACE INTO seats VALUES (:seat, :token)"),
-                {
-                    "seat": seat,
-                    "token": int(token),
-                },
-            )
-
-    async with uvicorn_server(app) as url:
-        statuses = [(await send(url, b"Fencing-Token: %d" % token)).status for token in (34, 36, 35)]
-        assert (await send(url)).status == 428
-    await engine.dispose()
-    assert statuses == [200, 200, 409]
-    with sqlite3.connect(tmp_path / "seats.db") as database:
-        assert database.execute("SELECT token FROM seats").fetchall() == [(36,)]
-    database.close()
-
-
 async def test_a_sync_handler_gets_the_token_too(app, guard):
     @app.put("/seats/{seat}")
     def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]) -> int:
@@ -163,18 +131,6 @@ def test_openapi_shows_the_header_and_our_answers(app, guard):
     assert operations["post"]["responses"]["409"]["description"] == "my own words"
     assert not {"400", "409", "428"} & operations["get"]["responses"].keys()
     assert len(operations["get"]["parameters"]) == 1
-
-
-def test_openapi_shows_412_where_it_was_chosen(guard):
-    app = FastAPI()
-    answer_problems(app, stale_status=412)
-
-    @app.put("/seats/{seat}")
-    async def book(seat: str, token: Annotated[Token, Fenced(guard, resource="seats/{seat}")]): ...
-
-    responses = app.openapi()["paths"]["/seats/{seat}"]["put"]["responses"]
-    assert "412" in responses
-    assert "409" not in responses
 
 
 # The lease of a handler
@@ -260,16 +216,6 @@ async def test_two_leases_and_a_name_from_a_dependency(app, locks):
     assert {answer.body for answer in answers} == {b'["rows/4","seats/42"]'}
 
 
-async def test_errors_of_the_handler_leave_as_they_are_and_the_lock_is_released(app, locks, store):
-    @app.put("/seats/{seat}")
-    async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]):
-        raise HTTPException(418)
-
-    async with uvicorn_server(app) as url:
-        assert (await send(url)).status == 418
-        assert await store.inspect("seats/42") is None
-
-
 async def test_what_is_sent_after_the_handler_is_sent_without_the_lock(app, locks, store):
     """The limit that the documentation names: streams and background tasks come after the lease."""
     held = []
@@ -291,27 +237,6 @@ async def test_what_is_sent_after_the_handler_is_sent_without_the_lock(app, lock
     async with uvicorn_server(app) as url:
         await send(url)
     assert held == [None, None]
-
-
-async def test_a_plain_dependency_with_yield_learns_of_a_loss_when_the_answer_was_sent_already(app, locks, store):
-    """Why `Leased` has the function's scope: this is what a dependency of one's own does by default."""
-    left = []
-
-    async def held():
-        try:
-            async with locks.lock("seats/42") as lease:
-                yield lease
-        finally:
-            left.append(await store.inspect("seats/42"))
-
-    @app.put("/seats/{seat}")
-    async def book(seat: str, lease: Annotated[Lease, Depends(held)]) -> bool:
-        store.take_away("seats/42")
-        return True
-
-    async with uvicorn_server(app) as url:
-        assert (await send(url)).status == 200
-    assert left == [None]
 
 
 async def spoken(app, *, denies=True):
@@ -423,16 +348,6 @@ async def test_a_session_that_commits_after_yield_commits_under_the_lock_if_it_d
         assert (counted(tmp_path / "app.db"), free_at_commit) == (25, [False] * 25)
     else:
         assert any(free_at_commit)
-
-
-def test_fastapi_refuses_a_session_of_the_request_that_needs_the_lease(app, locks):
-    async def session(lease: Annotated[Lease, Leased(locks, "counter", wait=60)]) -> AsyncIterator[None]:
-        yield
-
-    with pytest.raises(FastAPIError, match="scope"):
-
-        @app.post("/count")
-        async def count(staged: Annotated[None, Depends(session)]) -> None: ...
 
 
 async def test_a_name_that_is_no_name_is_400(app, locks):

@@ -11,20 +11,16 @@ import subprocess
 import sys
 import textwrap
 import unittest
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, web
-from aiohttp.test_utils import TestClient, TestServer
-from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient as StarletteClient
 
-from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError, current_lease, current_token
+from fencing_sdk import LockClient, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.integrations.asgi import lifespan
 
@@ -207,20 +203,6 @@ def outcome_of(case):
     return [text for _, text in result.errors + result.failures]
 
 
-def test_a_unittest_case_holds_a_client_and_a_plain_handle(store):
-    class Case(unittest.IsolatedAsyncioTestCase):
-        async def asyncSetUp(self):
-            self.locks = await self.enterAsyncContext(LockClient(store))
-            self.lease = await self.locks.lock("a").acquire()
-            self.addAsyncCleanup(self.lease.release)
-
-        async def test_it_is_held(self):
-            assert self.lease.token == (await self.locks.inspect("a")).token
-
-    assert outcome_of(Case) == []
-    assert asyncio.run(store.inspect("a")) is None
-
-
 def test_a_unittest_case_that_enters_a_lock_in_its_set_up_is_told_about_the_plain_handle(store):
     class Case(unittest.IsolatedAsyncioTestCase):
         async def asyncSetUp(self):
@@ -233,144 +215,3 @@ def test_a_unittest_case_that_enters_a_lock_in_its_set_up_is_told_about_the_plai
     (error,) = outcome_of(Case)
     assert "async with await lock.acquire() as lease" in error
     assert asyncio.run(store.inspect("a")) is None
-
-
-# aiohttp: one task runs a request from its first middleware to its last line
-
-
-def application(locks, handler):
-    @web.middleware
-    async def under_lock(request, handler):
-        async with locks.lock("seats/42"):
-            return await handler(request)
-
-    async def opened(app):
-        async with locks:
-            yield
-
-    app = web.Application(middlewares=[under_lock])
-    app.cleanup_ctx.append(opened)
-    app.router.add_get("/", handler)
-    return app
-
-
-async def test_a_middleware_holds_a_lock_around_the_handler_of_a_client_opened_by_the_application(store):
-    async def handler(request):
-        assert (await store.inspect("seats/42")).token == current_token()
-        return web.json_response({"token": current_token("seats/42")})
-
-    async with TestClient(TestServer(application(LockClient(store), handler))) as client:
-        for token in (1, 2):
-            response = await client.get("/")
-            assert await response.json() == {"token": token}
-            assert await store.inspect("seats/42") is None
-
-
-async def test_a_loss_ends_the_handler_and_can_be_answered_by_a_middleware(store):
-    cancelled = []
-
-    async def handler(request):
-        store.take_away("seats/42")
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError:
-            cancelled.append(current_lease().name)
-            raise
-
-    @web.middleware
-    async def answer_losses(request, handler):
-        try:
-            return await handler(request)
-        except LeaseLostError as loss:
-            return web.json_response({"reason": loss.reason}, status=503)
-
-    app = application(LockClient(store), handler)
-    app.middlewares.insert(0, answer_losses)
-    async with TestClient(TestServer(app)) as client:
-        response = await client.get("/")
-        assert response.status == 503
-        assert await response.json() == {"reason": LossReason.REVOKED}
-    assert cancelled == ["seats/42"]
-
-
-async def test_a_client_that_hangs_up_gives_the_lock_back(store):
-    entered, left = asyncio.Event(), asyncio.Event()
-
-    async def handler(request):
-        entered.set()
-        try:
-            await asyncio.sleep(30)
-        finally:
-            left.set()
-
-    app = application(LockClient(store), handler)
-    server = TestServer(app, handler_cancellation=True)
-    async with TestClient(server) as client:
-        async with ClientSession() as session:
-            request = asyncio.ensure_future(session.get(client.make_url("/")))
-            await entered.wait()
-            request.cancel()
-            await asyncio.wait((request,))
-        await left.wait()
-    assert await store.inspect("seats/42") is None
-
-
-async def test_a_lock_held_by_the_application_is_released_when_it_stops(store):
-    locks = LockClient(store)
-    same_task = []
-
-    async def only_one_instance(app):
-        async with locks, locks.lock("leader") as lease:
-            entered_in = asyncio.current_task()
-            assert lease.held
-            yield
-            same_task.append(asyncio.current_task() is entered_in)
-
-    app = web.Application()
-    app.cleanup_ctx.append(only_one_instance)
-    async with TestServer(app):
-        assert await store.inspect("leader") is not None
-    assert same_task == [True]
-    assert await store.inspect("leader") is None
-
-
-async def test_a_lock_held_by_an_application_that_another_task_stops_is_released_with_a_clear_error(store):
-    locks = LockClient(store)
-
-    async def only_one_instance(app):
-        async with locks, locks.lock("leader"):
-            yield
-
-    app = web.Application()
-    app.cleanup_ctx.append(only_one_instance)
-    runner = web.AppRunner(app)
-    await asyncio.create_task(runner.setup())
-    with pytest.raises(Exception, match=r"await lock\.acquire\(\)"):
-        await runner.cleanup()
-    assert await store.inspect("leader") is None
-
-
-# Threads that use the loop of another one, as the page about threads shows
-
-
-def test_a_lock_is_a_plain_with_in_any_thread_and_its_end_tells_a_loss(store):
-    locks = LockClient(store)
-    held = []
-
-    def work(_):
-        with portal.wrap_async_context_manager(locks.lock("a")) as lease:
-            held.append(portal.call(store.inspect, "a").token == lease.token)
-
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(locks):
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(work, range(8)))
-        with pytest.raises(LeaseLostError, match="max_hold"):
-            with portal.wrap_async_context_manager(locks.lock("a", ttl=300, max_hold=0.05)) as lease:
-                portal.call(lease.wait_lost)
-                with pytest.raises(LeaseLostError):
-                    lease.check()
-        with pytest.raises(ValueError, match="mine"):
-            with portal.wrap_async_context_manager(locks.lock("a")):
-                raise ValueError("mine")
-        assert portal.call(store.inspect, "a") is None
-    assert held == [True] * 8

@@ -1,6 +1,5 @@
 """What is particular to the middlewares for aiohttp, ASGI and WSGI: whose paths they guard, and when they answer."""
 
-import asyncio
 import contextlib
 import io
 from typing import Annotated
@@ -12,14 +11,13 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from web_servers import aiohttp_server, send, uvicorn_server
 
 from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, Token, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations import aiohttp as fenced_aiohttp
 from fencing_sdk.integrations import django as fenced_django
 from fencing_sdk.integrations import wsgi as fenced_wsgi
 from fencing_sdk.integrations._incoming import RouteTemplate
@@ -104,18 +102,6 @@ async def test_a_callable_that_returns_no_text_is_an_error_of_the_server(guard, 
         assert (await send(url, TOKEN)).status == 500
 
 
-@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
-async def test_a_token_that_nobody_had_to_read_is_not_blamed(guard):
-    async def handler(request):
-        raise StaleTokenError("seats/42", 34, 35)
-
-    app = application(guard_middleware(guard, resource="seats/{seat}"), paths=())
-    app.router.add_get("/seats/{seat}", handler)
-    async with aiohttp_server(app) as url:
-        assert (await send(url, b"Fencing-Token: x", method=b"GET")).status == 500
-        assert (await send(url, TOKEN, method=b"GET")).status == 409
-
-
 async def test_an_answer_that_has_begun_is_not_followed_by_another_one(guard):
     async def handler(request):
         response = web.StreamResponse()
@@ -147,41 +133,6 @@ async def test_a_websocket_that_was_accepted_gets_no_second_answer(guard, caplog
     assert message.type in {WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR}
     assert not isinstance(message.data, WebSocketError), "bytes that are not a frame"
     assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [StaleTokenError]
-
-
-async def test_the_check_in_front_does_not_reach_into_a_handler_that_awaits(guard):
-    """The limit that the documentation names; what reaches further is a check that is part of the write."""
-    entered, later, writes = asyncio.Event(), asyncio.Event(), []
-
-    async def handler(request):
-        token = fenced_aiohttp.request_token(request)
-        if token == 34:
-            entered.set()
-            await later.wait()
-        writes.append(token)
-        return web.Response(text="done")
-
-    app = application(guard_middleware(guard, resource="seats/{seat}"), handler=handler)
-    async with aiohttp_server(app) as url:
-        early = asyncio.ensure_future(send(url, TOKEN))
-        await entered.wait()
-        await send(url, b"Fencing-Token: 35")
-        later.set()
-        assert (await early).status == 200
-    assert writes == [35, 34]
-
-
-@pytest.mark.filterwarnings("ignore")  # aiohttp logs the error
-async def test_a_handler_without_a_middleware_reads_as_strictly():
-    seen = []
-
-    async def handler(request):
-        seen.append(fenced_aiohttp.request_token(request))
-        return web.Response()
-
-    async with aiohttp_server(application(handler=handler)) as url:
-        assert [(await send(url, *headers)).status for headers in [(TOKEN,), (), (TOKEN, TOKEN)]] == [200, 200, 500]
-    assert seen == [34, None]
 
 
 async def test_a_middleware_may_stand_in_two_applications(guard):
@@ -311,14 +262,6 @@ async def test_a_route_that_ends_with_a_slash_names_what_the_other_one_names(gua
         assert (await send(url, b"Fencing-Token: 33", path=b"/seats/42/")).status == 409
 
 
-async def test_the_name_may_differ_from_the_path(guard):
-    app = Starlette(routes=[Route("/rows/{row}/seats/{seat}", seat, methods=["PUT"])])
-    app.add_middleware(FencingMiddleware, guard=guard, resource="seats/{row}-{seat}", path="/rows/{row}/seats/{seat}")
-    async with uvicorn_server(app) as url:
-        assert (await send(url, TOKEN, path=b"/rows/7/seats/42")).status == 200
-    assert await guard.highest("seats/7-42") == 34
-
-
 async def test_a_mounted_application_is_guarded_by_its_own_paths(guard):
     inner = starlette(guard, resource="seats/{seat}")
     async with uvicorn_server(Starlette(routes=[Mount("/api", app=inner)])) as url:
@@ -335,23 +278,6 @@ async def test_a_callable_gets_the_scope(guard):
         assert (await send(url, path=b"/seats/free")).status == 200
         assert (await send(url, TOKEN)).status == 200
     assert await guard.highest("all seats") == 34
-
-
-async def test_an_asgi_answer_that_has_begun_is_not_followed_by_another_one(guard):
-    async def body():
-        yield b"half an answer"
-        raise StaleTokenError("seats/42", 34, 35)
-
-    async def handler(request):
-        return StreamingResponse(body())
-
-    app = Starlette(routes=[Route("/seats/{seat}", handler, methods=["PUT"])])
-    app.add_middleware(FencingMiddleware, guard=guard, resource="seats/{seat}")
-    async with uvicorn_server(app) as url, ClientSession() as session:
-        with pytest.raises((ClientPayloadError, ServerDisconnectedError)):
-            async with session.put(f"{url}/seats/42", headers={"Fencing-Token": "34"}) as response:
-                assert response.status == 200
-                await response.read()
 
 
 async def call(app, *headers, method="PUT"):
@@ -527,13 +453,6 @@ def test_a_close_that_fails_after_the_error_is_logged_and_does_not_take_its_plac
     assert b"stale-token" in b"".join(app(environ(), start_response))
     assert (made[0].closed, statuses) == (1, ["409 Conflict"])
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["full"]
-
-
-def test_the_end_of_the_thread_leaves_close_whatever_came_before():
-    app, made, statuses, start_response = guarded_chunks(begin_at=None, fails=0, error=STALE, at_close=SystemExit())
-    with pytest.raises(SystemExit):
-        app(environ(), start_response)
-    assert (made[0].closed, statuses) == (1, [])
 
 
 @pytest.mark.parametrize(

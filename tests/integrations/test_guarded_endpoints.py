@@ -40,7 +40,6 @@ from fencing_sdk import (
 )
 from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.events import StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
 from fencing_sdk.integrations import aiohttp as fenced_aiohttp
@@ -440,14 +439,6 @@ async def test_a_guard_that_fails_is_500_and_nothing_is_written(serve, seats, er
     assert seats.writes == []
 
 
-async def test_a_guard_whose_store_does_not_answer_is_503_and_nothing_is_written(serve, seats):
-    async with serve(BrokenGuard(BackendUnavailableError("EtcdGuard", "raise_to", "secret")), seats) as url:
-        answer = await send(url, b"Fencing-Token: 34")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
-    assert b"secret" not in answer.body
-    assert seats.writes == []
-
-
 async def test_an_answer_never_shows_an_owner_or_a_holder(serve, seats):
     async with LockClient(MemoryBackend()) as locks, serve(MemoryGuard(), seats) as url:
         first = await locks.lock("seats/42").acquire()
@@ -466,14 +457,6 @@ async def test_an_answer_never_shows_an_owner_or_a_holder(serve, seats):
 
 def _lines(headers):
     return [f"{name}: {value}".encode() for name, value in headers.items()]
-
-
-async def test_a_refusal_is_told_to_the_observers_of_the_guard(serve, seats):
-    events = []
-    async with serve(MemoryGuard(observers=[events.append]), seats) as url:
-        await send(url, b"Fencing-Token: 35")
-        await send(url, b"Fencing-Token: 34")
-    assert [(event.token, event.fence) for event in events if isinstance(event, StaleRejected)] == [(34, 35)]
 
 
 # Errors of ours that leave the handler

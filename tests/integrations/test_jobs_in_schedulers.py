@@ -4,15 +4,14 @@ import asyncio
 import importlib
 import os
 from contextlib import asynccontextmanager
-from itertools import pairwise
 
 import pytest
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from inside import LAST_CALL
 from taskiq import InMemoryBroker
 
-from fencing_sdk import LeaseLostError, connect
+from fencing_sdk import connect
 from fencing_sdk.events import JobEnded
 from fencing_sdk.recipes import Ran, Skipped
 
@@ -83,25 +82,6 @@ def counted(*processes):
     return sorted(outcome for process in processes for outcome in process.outcomes)
 
 
-async def test_a_plain_loop(url):
-    """Ticks of 0.1 s, and a lock that stays taken for 0.35 s: at most every fourth tick runs."""
-
-    async def every(seconds, job):
-        while True:
-            await job()
-            await asyncio.sleep(seconds)
-
-    async with two_processes(url) as processes:
-        loops = [asyncio.create_task(every(0.1, process.job(at_least_for=0.35))) for process in processes]
-        await until(processes, lambda: counted(*processes).count("ran") >= 4)
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        began = sorted(moment for process in processes for moment in process.began)
-        assert min(later - earlier for earlier, later in pairwise(began)) >= 0.35
-        assert set(counted(*processes)) <= {"ran", "skipped", "failed"}, "failed: a loop that was cancelled"
-
-
 async def test_apscheduler_3(url):
     async with two_processes(url) as processes:
         values, schedulers = [], []
@@ -119,27 +99,6 @@ async def test_apscheduler_3(url):
         assert [value.value for value in values if isinstance(value, Ran)] == [7]
 
 
-async def test_apscheduler_3_sees_a_loss_as_an_error(url):
-    async with two_processes(url) as (process, _):
-        errors, scheduler = [], AsyncIOScheduler()
-
-        @process.locks.job("nightly", at_least_for=60, max_hold=0.1)
-        async def hang():
-            await asyncio.sleep(PATIENCE)
-
-        def see(event):
-            errors.append(event.exception)
-            process.changed.set()
-
-        scheduler.add_listener(see, EVENT_JOB_ERROR)
-        scheduler.add_job(hang)
-        scheduler.start()
-        await until([process], lambda: errors)
-        scheduler.shutdown(wait=False)
-        assert process.outcomes == ["lost"]
-        assert isinstance(errors[0], LeaseLostError)
-
-
 @pytest.fixture
 def arq():
     """arq asks for redis-py below 6. uv overrides that, pip does not; in CI it must be there."""
@@ -147,25 +106,6 @@ def arq():
         pytest.importorskip("arq", reason="only uv installs arq beside redis-py 7")
     importlib.import_module("arq.worker")
     return importlib.import_module("arq")
-
-
-@old_redis
-async def test_arq(redis_server, arq):
-    """Two workers, each with a queue of its own, so that arq does not sort them out by itself."""
-    settings = arq.connections.RedisSettings(port=redis_server.port)
-    results = []
-    async with two_processes(redis_server.url) as processes:
-        for number, process in enumerate(processes):
-            nightly = process.job()
-            assert arq.cron(nightly, hour=3).coroutine is nightly, "a cron job of arq takes it as it is"
-            pool = await arq.create_pool(settings, default_queue_name=f"queue {number}")
-            queued = await pool.enqueue_job("nightly")
-            functions = [arq.func(nightly, name="nightly")]
-            await arq.Worker(functions, redis_pool=pool, queue_name=f"queue {number}", **BURST).main()
-            results.append(await queued.result(timeout=PATIENCE))
-            await pool.aclose()
-        assert [type(result).__name__ for result in results] == ["Ran", "Skipped"]
-        assert counted(*processes) == ["ran", "skipped"]
 
 
 @old_redis

@@ -1,26 +1,18 @@
 """
 What the caller of a handler is told that needs a lock: it is taken, or the store that keeps it is down.
 
-The same for aiohttp with its middleware, an ASGI application behind the pure one, and FastAPI; the locks are kept
-by a real Redis server.
+By FastAPI; `test_guarded_endpoints.py` has the answers of every server. The locks are kept by a real Redis server.
 """
 
 import logging
 from typing import Annotated
 
 import pytest
-from aiohttp import web
 from fastapi import FastAPI
 from inside import LAST_CALL
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-from web_servers import aiohttp_server, send, uvicorn_server
+from web_servers import send, uvicorn_server
 
 from fencing_sdk import Lease, LockClient, connect
-from fencing_sdk.integrations import aiohttp as fenced_aiohttp
-from fencing_sdk.integrations import asgi as fenced_asgi
 from fencing_sdk.integrations import fastapi as fenced_fastapi
 
 pytest_plugins = ["redis_fixtures"]
@@ -40,27 +32,6 @@ def a_store_may_answer_late(monkeypatch):
     monkeypatch.setattr(LAST_CALL, 10.0)
 
 
-def aiohttp_app(locks: LockClient, wait: float | None):
-    async def handler(request):
-        async with locks.lock(f"seats/{request.match_info['seat']}", ttl=ttl_for(wait), wait=wait) as lease:
-            return web.json_response(lease.token)
-
-    app = web.Application(middlewares=[fenced_aiohttp.guard_middleware(required=False)])
-    app.cleanup_ctx.append(fenced_aiohttp.cleanup_ctx(locks))
-    app.router.add_put("/seats/{seat}", handler)
-    return aiohttp_server(app)
-
-
-def asgi_app(locks: LockClient, wait: float | None):
-    async def handler(request: Request):
-        async with locks.lock(f"seats/{request.path_params['seat']}", ttl=ttl_for(wait), wait=wait) as lease:
-            return PlainTextResponse(str(lease.token))
-
-    app = Starlette(routes=[Route("/seats/{seat}", handler, methods=["PUT"])], lifespan=fenced_asgi.lifespan(locks))
-    app.add_middleware(fenced_asgi.FencingMiddleware, required=False)
-    return uvicorn_server(app)
-
-
 def fastapi_app(locks: LockClient, wait: float | None):
     app = FastAPI(lifespan=fenced_fastapi.lifespan(locks))
     fenced_fastapi.answer_problems(app)
@@ -74,15 +45,10 @@ def fastapi_app(locks: LockClient, wait: float | None):
     return uvicorn_server(app)
 
 
-@pytest.fixture(params=[aiohttp_app, asgi_app, fastapi_app], ids=["aiohttp", "asgi", "fastapi"])
-def serve(request):
-    return request.param
-
-
 @pytest.mark.parametrize("wait", [None, 0], ids=["after one ttl", "asked once"])
-async def test_a_store_that_is_down_is_503_with_a_time_to_come_back_and_is_logged(serve, start_redis, caplog, wait):
+async def test_a_store_that_is_down_is_503_with_a_time_to_come_back_and_is_logged(start_redis, caplog, wait):
     server = start_redis()
-    async with serve(connect(server.url), wait) as url:
+    async with fastapi_app(connect(server.url), wait) as url:
         assert (await send(url)).status == 200
         server.kill()
         with caplog.at_level(logging.WARNING, "fencing_sdk"):
@@ -96,9 +62,9 @@ async def test_a_store_that_is_down_is_503_with_a_time_to_come_back_and_is_logge
     assert line.startswith("a request is answered with 503: RedisBackend: acquire failed: ")
 
 
-async def test_a_store_that_refuses_is_503_without_a_time_because_another_try_does_not_help(serve, start_redis, caplog):
+async def test_a_store_that_refuses_is_503_without_a_time_because_another_try_does_not_help(start_redis, caplog):
     server = start_redis()
-    async with serve(connect(server.url), 0) as url:
+    async with fastapi_app(connect(server.url), 0) as url:
         server.ask("ACL", "SETUSER", "default", "-evalsha", "-eval")
         with caplog.at_level(logging.WARNING, "fencing_sdk"):
             answer = await send(url)
@@ -109,11 +75,11 @@ async def test_a_store_that_refuses_is_503_without_a_time_because_another_try_do
 
 
 @pytest.mark.parametrize("wait", [0, 0.1], ids=["LockHeldError", "AcquireTimeoutError"])
-async def test_a_lock_that_is_taken_is_423_with_a_time_to_come_back(serve, redis_server, wait):
+async def test_a_lock_that_is_taken_is_423_with_a_time_to_come_back(redis_server, wait):
     async with (
         connect(redis_server.url) as others,
         others.lock("seats/42", ttl=LONG),
-        serve(connect(redis_server.url), wait) as url,
+        fastapi_app(connect(redis_server.url), wait) as url,
     ):
         answer = await send(url)
         free = await send(url, path=b"/seats/43")

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 import requests
 from aiohttp import ClientSession, web
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from web_servers import aiohttp_server, page_answers
 
 from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError
@@ -222,21 +221,6 @@ async def test_the_header_of_a_plain_handle_stays_within_another_lease(client, l
     await client.put(server.url, headers=handle.headers(), origins=[server.url], required=True)
     assert server.numbers == [handle.token, 7, handle.token]
     await handle.release()
-
-
-async def test_many_requests_at_once_each_carry_the_token_of_their_own_lease(locks, server):
-    async with ClientSession(middlewares=[fencing_middleware([server.url])]) as session:
-
-        async def book(number):
-            async with locks.lock(f"seats/{number}") as lease:
-                await asyncio.sleep(0)
-                async with session.put(server.url) as response:
-                    return lease.token, response.request_info.headers["Fencing-Token"]
-
-        sent = await asyncio.gather(*[book(number) for number in range(30)])
-    assert sorted(server.numbers) == sorted(token for token, _ in sent)
-    assert len({token for token, _ in sent}) == 30
-    assert all(header.startswith(f"{token};") for token, header in sent)
 
 
 # To whom
@@ -467,30 +451,6 @@ async def test_an_answer_that_is_no_refusal_can_still_be_read(locks, server):
         session.put(server.url) as response,
     ):
         assert len(await response.content.read()) > 100_000  # a stream that nobody has read before
-
-
-async def test_a_refusal_comes_before_raise_for_status(locks, server):
-    server.answer = refusal()
-    async with (
-        locks.lock("seats/42"),
-        ClientSession(middlewares=[fencing_middleware([server.url])], raise_for_status=True) as session,
-    ):
-        with pytest.raises(StaleTokenError):
-            await session.put(server.url)
-
-
-async def test_a_retry_layer_does_not_send_a_stale_token_again(locks, server):
-    server.answer = refusal()
-    async with locks.lock("seats/42"), ClientSession(middlewares=[fencing_middleware([server.url])]) as session:
-        with pytest.raises(StaleTokenError):
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type((aiohttp.ClientError, OSError, TimeoutError)),
-                stop=stop_after_attempt(3),
-                reraise=True,
-            ):
-                with attempt:
-                    await session.put(server.url)
-    assert len(server.seen) == 1
 
 
 async def test_an_origin_outside_of_the_list_is_not_believed(locks, server, stranger):

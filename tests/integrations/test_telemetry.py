@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import os
-import pickle
-import re
 import subprocess
 import sys
 import threading
@@ -30,11 +28,10 @@ from fencing_sdk import (
     events,
     sync,
 )
-from fencing_sdk._values.claim import LockName
 from fencing_sdk.events import Event, JobOutcome, Lost, NotAcquiredReason, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import _measures
-from fencing_sdk.integrations._measures import HELP, LockLabel, MetricsObserver, Series
+from fencing_sdk.integrations._measures import LockLabel, MetricsObserver, Series
 from fencing_sdk.integrations.logs import LogEvents
 from fencing_sdk.integrations.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans
 from fencing_sdk.integrations.prometheus import PrometheusMetrics
@@ -172,23 +169,6 @@ async def every_recipe(locks: LockClient, name: str) -> None:
     await job()
 
 
-def every_recipe_of_threads(locks: sync.LockClient, name: str) -> None:
-    one_of_each = (
-        locks.lock(name),
-        locks.semaphore(name, permits=2),
-        locks.rwlock(name).reader,
-        locks.rwlock(name).writer,
-        locks.multilock(name),
-    )
-    for lock in one_of_each:
-        with lock:
-            pass
-    for term in locks.election(name):
-        with term:
-            break
-    locks.job(name, at_least_for=0.01)(lambda: None)()
-
-
 def kept_apart(lock: str) -> set[tuple[str, str]]:
     """Each recipe of `every_recipe`, by its label *lock*. That of a job is always a template, so it keeps the name."""
     series = lock, *(f"{word} {lock}" for word in ("semaphore", "reader", "writer", "multilock", "election")), "job a"
@@ -244,14 +224,6 @@ async def test_each_recipe_is_a_series_of_its_own(library: Library, given: Given
     found = numbers()
     assert {key[:2] for key, number in found.items() if number and "job" not in key[0]} == kept_apart("other")
     assert found["jobs", "job a", "ran"] == 1
-
-
-@LIBRARIES
-def test_each_recipe_of_threads_is_a_series_of_its_own(library: Library) -> None:
-    observer, numbers = library(str)
-    with sync.connect("memory://", observers=[observer]) as locks:
-        every_recipe_of_threads(locks, "a")
-    assert {key[:2] for key, number in numbers().items() if number and "job" not in key[0]} == kept_apart("a")
 
 
 @LIBRARIES
@@ -412,13 +384,6 @@ def test_a_label_that_cannot_be_called_is_refused(library: Library) -> None:
         library("report")  # type: ignore[arg-type]
 
 
-def test_a_name_remembers_its_template_through_a_pickle_and_is_the_same_name() -> None:
-    name = LockName("report/42", "report/{report_id}", "job")
-    copy = pickle.loads(pickle.dumps(name))
-    assert (copy, copy.template, copy.recipe) == ("report/42", "report/{report_id}", "job")
-    assert hash(copy) == hash("report/42")
-
-
 @pytest.fixture
 def spans() -> Iterator[tuple[TracerProvider, Callable[[], dict[str, ReadableSpan]]]]:
     exporter = InMemorySpanExporter()
@@ -493,13 +458,3 @@ async def test_events_are_logged_with_their_fields(caplog: pytest.LogCaptureFixt
 def test_a_logger_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"logging\.getLogger"):
         LogEvents("locks")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("what", ["wait", "hold", "stale_rejected", "held", "job_last_success_timestamp"])
-def test_the_text_of_a_metric_says_what_the_page_says(what: str) -> None:
-    """A dashboard shows the text alone. These five say what is counted in and what is not."""
-    assert _words(HELP[what]) in _words((ROOT / "docs" / "observing.md").read_text())
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"[a-z]+", text.lower()))

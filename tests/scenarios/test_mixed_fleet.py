@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import redis
@@ -19,10 +14,8 @@ import sqlalchemy
 import sqlalchemy.event
 from both_worlds import Waiting, at_once, bare, comes, in_the_loop
 from both_worlds import beside as meanwhile
-from campaigns import amount
-from child_processes import guarded
 from event_log import ENDED_BY_TIME, Log
-from old_locks_stage import STAGES, OnShedLock, Stage
+from old_locks_stage import STAGES, OnShedLock
 from patience import until, wait_until
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -48,7 +41,6 @@ from fencing_sdk.recipes import KazooLock, PythonRedisLock, RedisPyLock, ShedLoc
 
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
 
-WORKER = Path(__file__).parents[1] / "support" / "workers" / "mixed_fleet.py"
 PATIENCE = 60.0
 
 
@@ -231,32 +223,6 @@ def test_a_wait_that_is_given_up_leaves_nothing_behind(stage):
     asyncio.run(scenario())
 
 
-def test_a_client_that_is_closed_gives_both_back(play, stage):
-    if play.world == "tasks":
-
-        async def close():
-            async with connect(MemoryBackend()) as locks:
-                handle = await beside(locks.lock("report", ttl=stage.ttl), stage.for_tasks("report")).acquire()
-            assert handle.lost_reason is LossReason.CLOSED
-            assert not stage.held("report")
-            await stage.aclose()
-
-        asyncio.run(close())
-    else:
-        with fencing_sdk.sync.connect(MemoryBackend()) as locks:
-            handle = fencing_sdk.sync.beside(locks.lock("report", ttl=stage.ttl), stage.for_threads("report")).acquire()
-        assert handle.lost_reason is LossReason.CLOSED
-        assert not stage.held("report")
-
-
-def test_a_handle_that_is_dropped_gives_both_back(stage):
-    with fencing_sdk.sync.connect(MemoryBackend()) as locks:
-        handle = fencing_sdk.sync.beside(locks.lock("report", ttl=stage.ttl), stage.for_threads("report")).acquire()
-        with pytest.warns(ResourceWarning, match="dropped without release"):
-            del handle
-        wait_until(lambda: not stage.held("report") and locks.inspect("report") is None, within=8)  # before a renewal
-
-
 # How a wait for the old lock ends.
 
 
@@ -296,14 +262,13 @@ def test_a_drain_ends_the_wait_for_an_old_lock(run, old, within):
     run(scenario)
 
 
-@pytest.mark.parametrize("old", [Taken, Silent])
-def test_a_body_may_wait_for_an_old_lock_while_its_client_drains(run, old):
+def test_a_body_may_wait_for_an_old_lock_while_its_client_drains(run):
     """Until the bound, as for any lock."""
 
     async def scenario(locks, both):
         async def nested():
             async with locks.lock("outer"):
-                await both(locks.lock("report", ttl=20), old()).acquire()
+                await both(locks.lock("report", ttl=20), Taken()).acquire()
 
         body = meanwhile(nested)
         await comes(lambda: locks.inspect("report"))
@@ -463,26 +428,6 @@ async def test_a_question_without_an_answer_leaves_nothing_behind(fault, redis_s
     await far.aclose()
 
 
-async def test_a_request_that_arrives_after_the_release_leaves_nothing_behind(redis_server, proxy):
-    """The network holds the request for the old lock up, and lets the later release pass."""
-    far = redis.asyncio.Redis.from_url(proxy.url, socket_timeout=None)
-    with redis.Redis.from_url(redis_server.url) as here:
-        here.config_resetstat()
-        async with connect(MemoryBackend()) as locks:
-            await asyncio.gather(far.ping(), far.ping())  # two connections
-            asked = proxy.saw(of="NX")
-            proxy.delay(requests=4.0)
-            lock = beside(locks.lock("report", ttl=60, safety_buffer=57), RedisPyLock(far, "report"))
-            acquiring = asyncio.create_task(lock.acquire())
-            await asked
-            proxy.delay()
-            with pytest.raises(BackendUnavailableError, match="RedisPyLock: take failed: no answer"):
-                await acquiring
-            await until(lambda: "cmdstat_set" in here.info("commandstats"), what="the request has arrived")
-            await until(lambda: not here.exists("report"), what="its grant is released", within=30)
-    await far.aclose()
-
-
 async def test_a_request_that_the_driver_repeats_finds_its_own_grant(redis_server, proxy):
     """The first reply is lost, and redis-py sends the request again: the lock is held already, by this very owner."""
     far = redis.asyncio.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 2))
@@ -625,38 +570,6 @@ def test_a_session_that_is_too_short_for_the_ttl_is_refused(stage):
         lock = fencing_sdk.sync.beside(locks.lock("report", ttl=15), stage.for_threads("report"))
         with pytest.raises(ConfigurationError, match=r"make the ttl of our lock at most 3.33"):
             lock.acquire()
-
-
-# Locks of one's own.
-
-
-class OwnLock:
-    """`SET NX` by hand, as many have it."""
-
-    def __init__(self, client):
-        self.redis, self.renewed = client, 0
-
-    def take(self, owner, ttl):
-        return bool(self.redis.set("own", owner, nx=True, px=round(ttl * 1000)))
-
-    def renew(self, owner, ttl):
-        script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
-        kept = bool(self.redis.eval(script, 1, "own", owner, round(ttl * 1000)))
-        self.renewed += kept
-        return kept
-
-    def release(self, owner):
-        self.redis.eval("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end", 1, "own", owner)
-
-
-async def test_a_lock_of_ones_own_has_three_plain_functions(redis_server):
-    with redis.Redis.from_url(redis_server.url) as here:
-        own = OwnLock(here)
-        async with connect(MemoryBackend()) as locks, beside(locks.lock("report", ttl=6), own) as lease:
-            await until(lambda: own.renewed)
-            assert here.get("own").startswith(b"fencing-")
-            _ = lease.token
-        await until(lambda: not here.exists("own"), what="it is released", within=6)  # without that it stays for nine
 
 
 class Hanging:
@@ -839,12 +752,12 @@ def test_a_waiter_of_python_redis_lock_is_woken_although_the_lock_has_expired(re
 def test_other_things_are_refused(connected):
     locks = connected(MemoryBackend())
     function = beside if connected is connect else fencing_sdk.sync.beside
-    old = OwnLock(None)
+    old = Taken()
     lock = locks.lock("a")
     for wrong in (locks.semaphore("a", permits=2), locks.rwlock("a").reader, "a", function(lock, old)):
         with pytest.raises(ConfigurationError, match="takes a lock of"):
             function(wrong, old)
-    for wrong in (OwnLock, "report", None):
+    for wrong in (Taken, "report", None):
         with pytest.raises(ConfigurationError, match="take, renew and release"):
             function(lock, wrong)
 
@@ -855,89 +768,6 @@ def test_old_locks_refuse_what_is_no_client():
             make("redis://localhost", "report")
     with pytest.raises(ConfigurationError, match="table must be the name of a table"):
         ShedLockRow(type("Engine", (), {"begin": print})(), "nightly", table="shedlock; DROP TABLE x")
-
-
-# Fleets.
-
-
-class Fleet:
-    """Processes with one role each, and what they have said."""
-
-    def __init__(self, kind: str, stage: Stage, folder: Path, seconds: float) -> None:
-        self.folder, self.said, self.kills = folder, Counter[str](), 0
-        self._command = [sys.executable, str(WORKER), kind, stage.address, f"sqlite:///{folder}/locks.db", str(folder)]
-        self._seconds = seconds
-        self._end = time.monotonic() + seconds
-        self.workers: list[subprocess.Popen[str]] = []
-        self.inside: dict[int, bool] = {}
-        self._readers: list[threading.Thread] = []
-        self.grants = Counter[str]()
-
-    def start(self, role: str) -> None:
-        seconds = max(1.0, self._end - time.monotonic())
-        worker = subprocess.Popen(
-            guarded([*self._command, role, str(seconds)]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.workers.append(worker)
-        self._readers.append(threading.Thread(target=self._read, args=(worker, role)))
-        self._readers[-1].start()
-
-    def _read(self, worker: subprocess.Popen[str], role: str) -> None:
-        for line in worker.stdout:
-            word, pid = line.split()
-            self.said[word] += 1
-            self.inside[int(pid)] = word == "inside"
-            self.grants[role] += word == "inside"
-
-    def kill(self, role: str) -> None:
-        """Kill a process that is inside, as far as can be seen, and start another one."""
-        living = [worker for worker in self.workers if worker.args[-2] == role and worker.poll() is None]
-        if not living:  # they have ended in time
-            return
-        found: list[subprocess.Popen[str]] = []
-        wait_until(lambda: found.extend(worker for worker in living if self.inside.get(worker.pid)) or found)
-        found[0].send_signal(signal.SIGKILL)
-        found[0].wait()
-        (self.folder / f"dead.{found[0].pid}").touch()
-        self.kills += 1
-        self.start(role)
-
-    def join(self) -> None:
-        for worker in self.workers:
-            worker.wait(PATIENCE)
-        for reader in self._readers:
-            reader.join()
-        for worker in self.workers:
-            with worker.stderr:
-                assert worker.returncode in {0, -signal.SIGKILL}, worker.stderr.read()
-            worker.stdout.close()
-
-
-FLEETS = [(kind, roles) for kind in STAGES for roles in (("old", "tasks", "threads"), ("tasks", "threads", "ours"))]
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("kind", "roles"),
-    [pytest.param(*fleet, marks=[] if fleet == FLEETS[0] else pytest.mark.slow) for fleet in FLEETS],
-    indirect=["kind"],
-    ids=[f"{kind}: {' '.join(roles)}" for kind, roles in FLEETS],
-)
-def test_no_two_processes_of_neighbouring_deployments_are_inside_together(roles, kind, stage, tmp_path):
-    """Ours are in SQLite, so that the stores differ. Holders of both are killed."""
-    seconds = amount(40.0, short=3.0)
-    fleet = Fleet(kind, stage, tmp_path, seconds)
-    try:
-        for role in roles:
-            fleet.start(role)
-        wait_until(lambda: all(fleet.grants[role] for role in roles), what="each was inside")
-        for number in range(amount(4, short=1)):
-            fleet.kill("threads" if number % 2 else "tasks")
-            time.sleep(seconds / 10)
-    finally:
-        fleet.join()
-    assert fleet.said["overlap"] == 0, fleet.said
-    assert fleet.kills
 
 
 def test_old_clients_and_ours_alone_do_not_exclude_each_other(stage):

@@ -19,13 +19,13 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path}/locks.db"
 
 
-def run(tmp_path, text, *, code=0):
+def run(tmp_path, text):
     """Run a script as a user would, with warnings as errors; what it said."""
     script = tmp_path / "script.py"
     script.write_text(text)
     command = [sys.executable, *WARNINGS, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (code, ""), done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
 
 
@@ -117,33 +117,6 @@ print(election.standing.value)
 """,
     )
     assert said == ["idle False", "leading True", "leading", "idle"]
-
-
-def test_a_forked_child_that_goes_on_with_the_loop_of_its_parent_stands_for_itself(tmp_path, url):
-    said = run(
-        tmp_path,
-        f"""
-import os
-from fencing_sdk.sync import connect
-
-locks = connect({url!r})
-parent, child = os.getpid(), None
-for term in locks.election("a", ttl=300):
-    with term as lease:
-        if child is None:
-            child = os.fork()
-            if child == 0:
-                continue  # the lead of the parent is over here
-        elif os.getpid() != parent:
-            print(lease.held, f'"pid": {{os.getpid()}},' in locks.inspect("a").label, flush=True)
-    break
-locks.close()
-if os.getpid() == parent:
-    assert os.waitpid(child, 0)[1] == 0
-    print("ended")
-""",
-    )
-    assert said == ["True True", "ended"]
 
 
 def test_a_lock_that_was_made_before_a_fork_names_the_child_that_holds_it(tmp_path, url):
@@ -249,78 +222,27 @@ print("ended")
     assert said == ["False True", "ended"]
 
 
-@pytest.mark.parametrize(
-    ("end", "heard"),
-    [
-        ("raise SystemExit(3)", "SystemExit 3"),
-        ("raise ValueError('mine')", "ValueError mine"),
-        ("return 7", "LeaseLostError closed"),
-    ],
-)
-def test_a_child_that_was_forked_in_a_job_leaves_the_job(end, heard, tmp_path, url):
-    """The job is the parent's, which runs it to its end. The child leaves it as a block of its parent."""
-    said = run(
-        tmp_path,
-        f"""
-import os
-from fencing_sdk.sync import connect
-
-locks = connect({url!r})
-child = None
-
-@locks.job("a", at_least_for=60)
-def work():
-    global child
-    child = os.fork()
-    if child == 0:
-        {end}
-    assert os.waitpid(child, 0)[1] == 0
-    return "worked"
-
-try:
-    value = work().value
-except BaseException as error:
-    if child:
-        raise
-    print(type(error).__name__, getattr(error, "reason", error), flush=True)
-    print(locks.inspect("a") is not None, flush=True)
-    os._exit(0)
-print(value)
-""",
-    )
-    assert said == [heard, "True", "worked"]
-
-
-def test_what_a_script_holds_after_it_has_forked_is_free_when_it_ends(tmp_path, url):
-    """Python 3.12 starts no thread while the interpreter ends, and SQLite's was ended by the fork."""
-    run(
-        tmp_path,
-        f"""
-import os
-from fencing_sdk.sync import connect
-
-locks = connect({url!r})
-lease = locks.lock("a", ttl=300).acquire()
+FORK = """
 child = os.fork()
 if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert lease.held
-""",
-    )
-    with connect(url) as locks:
-        assert locks.inspect("a") is None
+"""
 
 
-def test_a_script_whose_client_drains_frees_what_it_holds_when_it_ends(tmp_path, url):
-    """Nothing of the script is left that could release the lock, so there is nothing to drain."""
+@pytest.mark.parametrize(("options", "then"), [("", ""), ("", FORK), (", drain=25", "")])
+def test_what_a_script_holds_is_free_when_it_ends(options, then, tmp_path, url):
+    """Python 3.12 starts no thread then, SQLite's was ended by the fork, and nothing is left that could drain."""
     run(
         tmp_path,
         f"""
+import os
 from fencing_sdk.sync import connect
 
-locks = connect({url!r}, drain=25)
+locks = connect({url!r}{options})
 lease = locks.lock("a", ttl=300).acquire()
+{then}
+assert lease.held
 """,
     )
     with connect(url) as locks:
@@ -462,52 +384,3 @@ refused(lambda: early.inspect("a"))
     for line in said:
         assert line.startswith(f"{library} has replaced threads and sockets in this process")
         assert line.endswith("celery --pool threads")
-
-
-def test_a_library_that_has_patched_nothing_is_no_reason_to_refuse(tmp_path):
-    said = run(
-        tmp_path,
-        """
-import gevent.monkey
-from fencing_sdk.sync import connect
-
-with connect("memory://") as locks, locks.lock("a") as lease:
-    print(lease.held)
-""",
-    )
-    assert said == ["True"]
-
-
-TOO_LATE = "this client is opened after the main thread has ended"
-
-
-@pytest.mark.parametrize(("loop", "store"), [("asyncio", "a file"), ("uvloop", "a file"), ("asyncio", "a name")])
-def test_a_client_that_a_thread_opens_after_the_main_thread_has_ended_works_or_says_why_not(loop, store, tmp_path, url):
-    """Python 3.12 starts no thread then. The others do, look up no name, and may refuse to import uvloop."""
-    expected = "held True" if store == "a file" and sys.version_info[:2] != (3, 12) else TOO_LATE
-    said = run(
-        tmp_path,
-        f"""
-import sys
-import threading
-from fencing_sdk import UsageError
-from fencing_sdk.sync import connect
-
-if {loop!r} == "asyncio":
-    sys.modules["uvloop"] = None
-locks = connect({url if store == "a file" else "etcd://localhost:1"!r})
-
-def work():
-    threading.main_thread().join()
-    try:
-        with locks.lock("a", ttl=300) as lease:
-            print("held", lease.held)
-    except UsageError as error:
-        print(str(error).partition(",")[0])
-
-threading.Thread(target=work).start()
-""",
-    )
-    assert said == [expected]
-    with connect(url) as locks:
-        assert locks.lock("a").try_acquire().release() is None

@@ -317,30 +317,6 @@ async def test_two_calls_without_patience_end_together():
 
 
 @in_virtual_time
-async def test_a_body_that_drains_its_own_client_does_not_wait_for_itself():
-    async with TwoClients() as clients:
-        async with clients.ours.lock("a", ttl=TTL) as lease:
-            other = asyncio.create_task(clients.body(3, "b"))
-            await asyncio.sleep(1)
-            assert await clients.ours.drain(within=5)
-            assert now() == 3.0
-            lease.check()
-        await other
-        assert await clients.next_holder() == 3.0
-
-
-@in_virtual_time
-async def test_a_body_that_drains_its_own_client_is_not_ended_by_the_bound():
-    async with TwoClients() as clients, clients.ours.lock("a", ttl=TTL) as lease:
-        other = asyncio.create_task(clients.body(3600, "b"))
-        await asyncio.sleep(1)
-        assert not await clients.ours.drain(within=5)
-        lease.check()
-        with pytest.raises(LeaseLostError):
-            await other
-
-
-@in_virtual_time
 async def test_a_plain_handle_is_waited_for_until_the_bound():
     async with TwoClients() as clients:
         handles = [await clients.ours.lock(name, ttl=TTL).acquire() for name in "ab"]

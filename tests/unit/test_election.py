@@ -382,23 +382,6 @@ async def test_to_resign_on_a_client_that_is_not_open_is_an_error():
 
 
 @in_virtual_time
-async def test_a_body_may_resign_by_itself():
-    async with TwoProcesses() as two:
-        election = two.election()
-        election.resign()  # leads nothing
-        began = []
-        async for term in election:
-            async with term:
-                began.append(now())
-                if len(began) == 2:
-                    break
-                election.resign()
-                await asyncio.sleep(3600)
-        assert began == [0.0, 1.5]
-        assert tidy()
-
-
-@in_virtual_time
 async def test_a_term_that_was_resigned_before_it_was_entered_ends_at_once():
     async with TwoProcesses() as two:
         election = two.election()
@@ -630,45 +613,3 @@ async def test_an_election_needs_an_open_client():
 
 
 # The decorator
-
-
-@in_virtual_time
-async def test_a_decorated_function_whose_lead_is_lost_is_called_again():
-    async with TwoProcesses() as two:
-        calls = []
-
-        @two.ours.elected("scheduler", ttl=TTL)
-        async def schedule() -> str:
-            calls.append(now())
-            if len(calls) == 1:
-                await asyncio.sleep(3600)
-            if len(calls) == 2:
-                asyncio.get_running_loop().pass_time(TTL + 1)  # ends without having noticed
-            return "done"
-
-        running = asyncio.create_task(schedule())
-        await asyncio.sleep(1)
-        two.store.take_away("scheduler")
-        assert await running == "done"
-        assert len(calls) == 3
-
-
-@in_virtual_time
-async def test_a_decorated_function_returns_none_when_the_client_drains():
-    async with TwoProcesses() as two:
-
-        @two.ours.elected("scheduler", ttl=TTL)
-        async def schedule() -> int:
-            await asyncio.sleep(3600)
-            return 1
-
-        running = asyncio.create_task(schedule())
-        await asyncio.sleep(1)
-        await two.ours.drain(within=60)
-        assert await running is None
-        assert now() == 1.0
-
-
-async def test_only_coroutine_functions_are_decorated():
-    with pytest.raises(ConfigurationError, match="elected"):
-        LockClient(MemoryBackend()).elected("scheduler")(lambda: None)

@@ -239,25 +239,6 @@ async def test_a_run_that_ends_the_process_while_the_store_is_down_holds_it_up_f
 
 
 @in_virtual_time
-async def test_a_run_that_is_cancelled_while_the_store_is_down_holds_its_caller_up_for_three_seconds(clients):
-    """As Ctrl-C does under asyncio.run."""
-    async with clients.client() as locks:
-
-        @locks.job("nightly", at_least_for=60, at_least_on="any", ttl=300)
-        async def wait():
-            clients.store.fail("renew")
-            await asyncio.sleep(1e6)
-
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert now() == pytest.approx(4.0)
-    assert clients.outcomes() == ["lost"]
-
-
-@in_virtual_time
 async def test_a_run_that_ends_the_process_while_the_store_is_away_for_a_moment_keeps_the_lock(clients):
     async with clients.client() as locks:
 
@@ -705,11 +686,6 @@ def test_the_function_of_a_job_stays_what_it_was():
 def test_bad_input_is_refused_when_decorated(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         Clients().client().job(name, **options)
-
-
-def test_at_least_for_is_required():
-    with pytest.raises(TypeError, match="at_least_for"):
-        Clients().client().job("nightly")
 
 
 @pytest.mark.parametrize("function", [lambda: None, print, Clients])

@@ -55,22 +55,6 @@ async def test_functions_that_need_one_of_the_locks_can_be_called(locks):
             balance(2)
 
 
-async def test_one_description_serves_many_tasks(locks):
-    both, inside = locks.multilock("b", "a", backoff=lambda _: 0.001), 0
-
-    async def work():
-        nonlocal inside
-        async with both as held:
-            inside += 1
-            assert inside == 1
-            await asyncio.sleep(0)
-            inside -= 1
-            return held.tokens["a"]
-
-    tokens = await asyncio.gather(*(work() for _ in range(5)))
-    assert sorted(tokens) == sorted(set(tokens))
-
-
 async def test_callers_that_need_the_same_locks_never_wait_in_a_circle(locks):
     """Each names them in an order of its own."""
     chance = random.Random(7)

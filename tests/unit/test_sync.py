@@ -20,7 +20,7 @@ from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, LossReas
 from fencing_sdk._lock import Lock
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
-from fencing_sdk.events import Event, Lost
+from fencing_sdk.events import Event
 from fencing_sdk.recipes.election import Candidacy
 from fencing_sdk.sync import LockClient as SyncLockClient
 from fencing_sdk.sync import _bridge, connect, current_lease, current_token
@@ -295,53 +295,7 @@ def test_what_an_election_of_threads_cannot_do_is_refused_at_once(locks):
         async def plan() -> None: ...
 
 
-def test_a_lead_that_was_won_when_its_candidate_was_interrupted_is_released(locks, monkeypatch):
-    """The thread is interrupted in its sleep at the very moment at which the loop has the lease."""
-    stand, won = Candidacy.stand, []
-
-    async def slowly(candidacy, *, resigned):
-        won.append(await stand(candidacy, resigned=resigned))
-        await asyncio.sleep(0.1)  # a signal that comes right before a thread sleeps does not wake it
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(PATIENCE)
-        return won[0]
-
-    monkeypatch.setattr(Candidacy, "stand", slowly)
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(locks.election("a")))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert len(won) == 1
-    assert locks.inspect("a") is None
-
-
 # Loss
-
-
-def test_a_loss_is_told_within_milliseconds(store):
-    """The best of several, from the event that the client tells to the callback in a thread of its own."""
-    delays = []
-    for _ in range(10):
-        lost_at, told_at, heard = [], [], threading.Event()
-
-        def observe(event, lost_at=lost_at):
-            if isinstance(event, Lost):
-                lost_at.append(time.perf_counter())
-
-        def tell(reason, told_at=told_at, heard=heard):
-            told_at.append(time.perf_counter())
-            assert reason is LossReason.REVOKED
-            heard.set()
-
-        with connect(store, observers=[observe]) as locks, pytest.raises(LeaseLostError), locks.lock("a") as lease:
-            lease.on_lost(tell)
-            revoke(locks, store)
-            assert heard.wait(PATIENCE)
-        delays.append(abs(told_at[0] - lost_at[0]))
-    assert min(delays) < 0.01
 
 
 def test_a_callback_is_called_once_for_a_loss_and_never_for_a_release(locks, store):
