@@ -16,10 +16,10 @@ from redis.exceptions import RedisError
 
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends.redis import RedisBackend
-from fencing_sdk.backends.redis.connection.dial import ServerSettings
+from fencing_sdk.backends.redis.connection.dial import SentinelDialer, SentinelService, ServerSettings
 from fencing_sdk.backends.redis.connection.node import outcome_of
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
-from fencing_sdk.backends.redis.connection.topology import SLOTS, SentinelDialer, SentinelService, SlotMap
+from fencing_sdk.backends.redis.connection.router import SLOTS, SlotMap
 from fencing_sdk.backends.redis.errors import translated, translating
 from fencing_sdk.backends.redis.quorum import RedisQuorumBackend
 from fencing_sdk.diagnosis.checks import COUNTED, ERROR, WARNING, Check, StoreDiagnosis, host_down, judged

@@ -19,11 +19,10 @@ Waiters: first come, first served, woken by a message. The backend has one conne
     options.py          reads a URL with the options of redis-py, or the settings of a client of redis-py or valkey-py
     errors.py           translates errors of the driver to those of the contract
     connection/         finds the servers, and keeps one connection to each:
-        router.py       which server runs a script
+        router.py       which server runs a script, by the map of a cluster
         node.py         one server: its connection, and the next one when it breaks
         pipe.py         the protocol of a connection that all requests share
-        dial.py         opens a connection; asks several servers, and takes the first answer
-        topology.py     where the masters are: the map of a cluster, and what Sentinels say
+        dial.py         opens a connection to a server, or to the master that Sentinels name
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import PendingPost, PostOutcome
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
-from fencing_sdk.backends.redis.connection.dial import RedisDialer, ServerDialer
+from fencing_sdk.backends.redis.connection.dial import RedisDialer, SentinelDialer, ServerDialer
 from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError, outcome_of
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply, ReplyError
-from fencing_sdk.backends.redis.connection.router import ClusterRouter, SingleMasterRouter
-from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SlotMap
+from fencing_sdk.backends.redis.connection.router import ClusterRouter, SingleMasterRouter, SlotMap
 from fencing_sdk.backends.redis.errors import translating
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.operating import RedisListing

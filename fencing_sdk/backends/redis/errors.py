@@ -47,6 +47,8 @@ _CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (driver.ConnectionError, (BackendUnavailableError, "no connection to the server")),
     (OSError, (BackendUnavailableError, "no connection to the server")),
 )
+_MAY_PASS = {"BUSY", "LOADING", "MASTERDOWN"}
+"""The codes with which a server refuses the first commands of a connection for a while."""
 _UNKNOWN: Verdict = (BackendUnavailableError, "Redis failed")
 
 
@@ -72,15 +74,17 @@ def _verdict(error: BaseException) -> Verdict:
     if isinstance(error, ReplyError):
         hint = REFUSALS.get(error.code)
         said = f"the server replied: {error.said}" if error.said else "the server replied with an error"
-        return (BackendRefusedError, hint) if hint else (BackendUnavailableError, said)
+        may_pass = "the slot is moving" if error.code == "TRYAGAIN" else said
+        return (BackendRefusedError, hint) if hint else (BackendUnavailableError, may_pass)
     if isinstance(error, ssl.SSLCertVerificationError):
         return BackendRefusedError, distrust(error, "ssl_ca_certs")
     verdict = verdict_by_class(error, _CLASSES, _UNKNOWN)
     if isinstance(error, driver.ResponseError) and verdict is _UNKNOWN:  # of the first commands of a connection
         said = before_quotes(str(error))
-        if isinstance(error, driver.ReadOnlyError | driver.ClusterDownError):
+        code = said.partition(" ")[0]
+        if code in _MAY_PASS or isinstance(error, driver.ReadOnlyError | driver.ClusterDownError):
             return BackendUnavailableError, f"the server replied: {said}"
-        return BackendRefusedError, REFUSALS.get(said.partition(" ")[0], f"the server refuses the connection: {said}")
+        return BackendRefusedError, REFUSALS.get(code, f"the server refuses the connection: {said}")
     inner = error.__cause__
     if isinstance(inner, ReplyError) and inner.code != "NOPERM":
         return verdict  # the reply to WAIT; a demoted master sends such replies too

@@ -27,8 +27,15 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 
 from fencing_sdk._values.drivers import DIFFERS, KnownDriver
 from fencing_sdk._values.url import StoreUrl, decoded, read_database, read_seconds, read_switch, refuse_url, split_url
-from fencing_sdk.backends.redis.connection.dial import BACKEND, REDIS_PY, ServerDialer, ServerSettings
-from fencing_sdk.backends.redis.connection.topology import SentinelDialer, SentinelService, SlotMap
+from fencing_sdk.backends.redis.connection.dial import (
+    BACKEND,
+    REDIS_PY,
+    SentinelDialer,
+    SentinelService,
+    ServerDialer,
+    ServerSettings,
+)
+from fencing_sdk.backends.redis.connection.router import SlotMap
 from fencing_sdk.errors import ConfigurationError
 
 Servers: TypeAlias = ServerDialer | SentinelDialer | SlotMap

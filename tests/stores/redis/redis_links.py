@@ -11,7 +11,7 @@ from redis_server import RedisServer
 
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends.redis.connection.dial import OpenConnection, RedisDialer
-from fencing_sdk.backends.redis.connection.topology import SlotMap
+from fencing_sdk.backends.redis.connection.router import SlotMap
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, Servers, servers_of_url
 
 PATIENCE = 60.0

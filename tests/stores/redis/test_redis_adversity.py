@@ -80,19 +80,6 @@ async def test_a_renewal_of_many_that_is_given_up_leaves_no_loose_ends(redis_ser
         assert await backend.renew(claims[:1]) == [Renewal.RENEWED]
 
 
-async def test_an_error_for_a_call_that_was_given_up_is_nobodys(redis_server):
-    async with using(redis_server.url) as backend:
-        claims = [Claim(f"n{number}", 30) for number in range(450)]
-        await backend.open()
-        await redis_server.command("SCRIPT", "FLUSH")
-        redis_server.pause()
-        renewal = asyncio.create_task(backend.renew(claims))
-        await asyncio.sleep(0.01)
-        await given_up(renewal)
-        redis_server.resume()
-        assert await backend.inspect("a") is None  # after the errors
-
-
 # Permissions.
 
 
@@ -110,21 +97,6 @@ async def test_a_grant_that_cannot_be_used_for_want_of_a_permission_is_released(
             else:
                 assert await confirmed(lambda: backend.renew([claim])) == [Renewal.RENEWED]
                 await confirmed(lambda: backend.release(claim))
-
-
-async def test_who_may_not_listen_keeps_its_place_and_does_not_ask_for_more_each_time(start_redis):
-    server = start_redis(user=["app on >s ~* resetchannels +@all"])
-    async with using(server.url.replace("://", "://app:s@")) as backend:
-        holder, waiter = Claim("a", 60), Claim("a", 60)
-        await granted(backend, holder)
-        async with in_line(backend, waiter):
-            await server.command("CONFIG", "RESETSTAT")
-            for _ in range(3):
-                assert isinstance(await backend.acquire(waiter), Busy)
-            assert await calls_of(server, "zadd", "subscribe") == 0
-            await backend.release(holder)
-            await granted(backend, waiter)
-        await backend.release(waiter)
 
 
 # A server that is busy.
@@ -148,20 +120,6 @@ def is_busy(server: RedisServer) -> bool:
 
 
 # Slots on the move.
-
-
-async def test_a_lock_is_released_although_its_slot_stays_open_for_long(redis_cluster: Cluster):
-    slot = redis_cluster.slot_of(key("a"))
-    source = redis_cluster.owner_of(slot)
-    target = redis_cluster.other_than(source)
-    async with using(url_of(redis_cluster)) as backend:
-        claim = Claim("a", 60)
-        (token,) = await granted(backend, claim)
-        redis_cluster.start_move(slot, to=target)
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        assert (await backend.inspect("a")).token == token
-        await backend.release(claim)
-        assert await backend.inspect("a") is None
 
 
 async def test_a_lock_is_released_although_only_its_lease_has_moved(redis_cluster: Cluster):
@@ -399,47 +357,7 @@ async def test_closing_under_a_call_leaves_no_task(redis_cluster: Cluster):
 # Many leases in a cluster.
 
 
-async def test_many_leases_are_renewed_in_few_turns_by_servers_that_forgot_the_scripts(redis_cluster: Cluster):
-    async with using(url_of(redis_cluster)) as backend:
-        claims = [Claim(f"n{number}", 60) for number in range(300)]
-        await granted(backend, *claims)
-        for node in redis_cluster.nodes:
-            node.ask("SCRIPT", "FLUSH")
-        trips = counted(backend)
-        assert set(await backend.renew(claims)) == {Renewal.RENEWED}
-        assert trips() <= 12
-
-
-def counted(backend: RedisBackend) -> Callable[[], int]:
-    writes = []
-    for node in backend._router.nodes():
-        pipe = node.open_pipe
-        if pipe is not None:
-            transport = pipe._transport
-            pipe._transport = Counting(transport, writes)
-    return lambda: len(writes)
-
-
-class Counting:
-    def __init__(self, transport, writes) -> None:
-        self._inner, self._writes = transport, writes
-
-    def write(self, data: bytes) -> None:
-        self._writes.append(data)
-        self._inner.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 # Odd data.
-
-
-async def test_a_counter_that_is_no_number_is_told_as_such(redis_server):
-    await redis_server.command("SET", key("a", "t"), "abc")
-    async with using(redis_server.url) as backend:
-        with pytest.raises(BackendRefusedError, match="hold something else"):
-            await backend.acquire(Claim("a", 60))
 
 
 async def test_the_last_token_of_53_bits_is_granted_and_none_beyond(redis_server):

@@ -159,51 +159,6 @@ async def test_closing_ends_a_dial_and_tells_who_waits_for_it(node, door, redis_
     assert door.came == 2
 
 
-async def test_a_connection_that_broke_is_replaced_by_the_next_call(node, door, redis_server):
-    first = await node.pipe()
-    first.close()
-    assert node.open_pipe is None
-    assert await node.run(asking()) is None
-    assert node.open_pipe is not first
-    await until(lambda: connected(redis_server) == 1, what="one is left")
-
-
-def test_the_connection_of_another_loop_is_not_used(redis_server):
-    async def opened() -> tuple[RedisNode, Pipe]:
-        node = RedisNode(Door(redis_server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
-        return node, await node.pipe()
-
-    async def used_elsewhere() -> None:
-        assert first.usable
-        assert node.open_pipe is None
-        second = await node.pipe()
-        assert second is not first
-        assert await second.call("PING") == b"PONG"
-        await node.aclose()
-        assert not second.usable
-
-    async def closed() -> None:
-        first.close()
-        await first.closed()
-
-    with asyncio.Runner() as runner:
-        node, first = runner.run(opened())
-        other = asyncio.new_event_loop()
-        other.run_until_complete(used_elsewhere())
-        other.close()
-        runner.run(closed())
-
-
-async def test_a_new_connection_is_greeted_once_and_knows_its_version(door):
-    greeted: list[tuple[RedisNode, Pipe]] = []
-    node = RedisNode(door, on_push=lambda *_: None, on_connect=lambda *who: greeted.append(who), in_cluster=False)
-    pipe = await node.pipe()
-    await node.pipe()
-    assert greeted == [(node, pipe)]
-    assert node.version >= (6, 2)
-    await node.aclose()
-
-
 # Silence.
 
 
@@ -236,24 +191,6 @@ async def test_a_server_that_has_become_a_replica_is_left(node, start_redis):
     await node.aclose()
 
 
-async def test_another_error_does_not_cost_the_connection(node, redis_server):
-    await redis_server.command("RPUSH", "a", "1")
-    pipe = await node.pipe()
-    with pytest.raises(ReplyError) as caught:
-        await node.run(asking())
-    assert caught.value.code == "WRONGTYPE"
-    assert pipe.usable
-
-
-async def test_an_error_says_nothing_of_what_was_asked(start_redis):
-    server = start_redis(rename_command=['EVALSHA ""'])
-    node = RedisNode(Door(server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
-    with pytest.raises(ReplyError) as caught:
-        await node.run(ScriptCall(RELEASE, ("a",), ("the-owner",)))
-    assert "the-owner" not in repr(vars(caught.value)) + repr(caught.value)
-    await node.aclose()
-
-
 # Many calls at once.
 
 
@@ -282,16 +219,6 @@ async def test_each_script_is_told_once_to_a_server_that_forgot_them_all(node, r
     calls = [asking("a"), ScriptCall(RELEASE, ("a",), ("hybrid", "x"))] * 50
     assert await node.run_all(calls) == [None, 0] * 50
     assert "cmdstat_eval:calls=2," in await redis_server.command("INFO", "commandstats")
-
-
-async def test_when_nobody_answers_every_call_fails_by_itself(door, start_redis):
-    server = start_redis()
-    server.kill()
-    node = RedisNode(Door(server), on_push=lambda *_: None, on_connect=lambda *_: None, in_cluster=False)
-    outcomes = await node.run_all([asking(), asking()])
-    assert all(isinstance(outcome, Exception) for outcome in outcomes)
-    assert len(outcomes) == 2
-    await node.aclose()
 
 
 # Replicas.
@@ -499,14 +426,6 @@ async def test_an_error_shows_its_code_and_not_what_was_asked(far):
     assert "owner-id" not in str(caught.value) + repr(caught.value)
 
 
-async def test_messages_between_replies_are_no_replies(far):
-    first, second = far.pipe.call("A"), far.pipe.call("B")
-    await far.says(PUSHED + b":1\r\n" + PUSHED + b":2\r\n" + PUSHED)
-    assert [await answer(first), await answer(second)] == [1, 2]
-    await heard(far, 3)
-    assert far.pushes == [[b"message", b"c", b"7"]] * 3
-
-
 # Subscriptions.
 
 
@@ -516,13 +435,6 @@ async def test_a_subscription_is_confirmed_by_a_message_in_its_turn(far):
     assert [await answer(before), await answer(after)] == [1, 2]
     assert await answer(subscription) == [b"subscribe", b"c", 1]
     assert far.pushes == [[b"message", b"c", b"7"]]
-
-
-async def test_a_message_before_the_confirmation_is_heard(far):
-    subscription = far.pipe.subscribe("SUBSCRIBE", "c")
-    await far.says(PUSHED + SUBSCRIBED)
-    assert await answer(subscription) == [b"subscribe", b"c", 1]
-    assert len(far.pushes) == 1
 
 
 async def test_a_refused_subscription_raises_and_the_next_one_is_confirmed(far):
@@ -587,13 +499,6 @@ def test_an_error_without_a_code_of_its_own_gets_one(said, code):
     assert ReplyError(said).code == code
 
 
-async def test_an_unsubscription_that_nobody_asked_for_is_heard(far):
-    far.pipe.subscribe("SUBSCRIBE", "c")
-    await far.says(SUBSCRIBED + b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n")
-    await heard(far)
-    assert far.pushes == [[b"sunsubscribe", b"c", 0]]
-
-
 async def test_a_server_that_ends_a_subscription_just_before_we_do_shifts_no_reply(far):
     ended = b">3\r\n$12\r\nsunsubscribe\r\n$1\r\nc\r\n:0\r\n"
     before, ending, after = far.pipe.call("A"), far.pipe.subscribe("SUNSUBSCRIBE", "c"), far.pipe.call("B")
@@ -617,14 +522,6 @@ async def test_all_calls_of_one_turn_share_one_confirmation(far):
     assert await far.asked(2) == [[b"B"], [b"WAIT", b"1", b"200"]]
     await far.says(b":0\r\n:1\r\n:2\r\n:7\r\n:3\r\n:8\r\n")
     assert [await answer(call) for call in (*calls, confirmation, later, again)] == [0, 1, 2, 7, 3, 8]
-
-
-async def test_a_confirmation_fails_with_the_connection(far):
-    call, confirmation = far.pipe.call("A"), far.pipe.confirm(1, 200)
-    far.pipe.close()
-    for future in (call, confirmation):
-        with pytest.raises(PipeError):
-            await answer(future)
 
 
 # The end of a connection.
@@ -657,24 +554,6 @@ async def test_a_server_that_talks_nonsense_is_left(far, nonsense):
             await asyncio.sleep(0)
     with pytest.raises(PipeError):
         await answer(far.pipe.call("B"))
-
-
-async def test_nothing_can_be_asked_before_there_is_a_connection():
-    pipe = Pipe(lambda _: None)
-    assert not pipe.usable
-    with pytest.raises(PipeError):
-        await answer(pipe.call("A"))
-    pipe.close()
-    await pipe.closed()
-
-
-async def test_closing_twice_and_at_once_is_fine(far):
-    abandoned = far.pipe.call("A")
-    del abandoned
-    far.pipe.close()
-    far.pipe.close()
-    await far.pipe.closed()
-    assert not far.pipe.usable
 
 
 async def test_the_words_of_a_call_that_cannot_be_sent_change_nothing(far):

@@ -25,8 +25,7 @@ from serving import serving
 
 import fencing_sdk.backends.redis.connection.dial as dial_module
 from fencing_sdk import connect
-from fencing_sdk._engine import lifetime
-from fencing_sdk.backends._shared.error_translation import reason_of
+from fencing_sdk._engine import engine
 from fencing_sdk.backends.redis import RedisBackend
 from fencing_sdk.backends.redis.connection.dial import UnreachableError
 from fencing_sdk.backends.redis.options import servers_of_client
@@ -118,29 +117,10 @@ async def test_a_login_that_is_refused_is_told_on_every_road_and_leaves_no_conne
     await until_nobody_is_connected(server)
 
 
-async def test_user_and_password_are_percent_decoded(start_redis):
-    server = start_redis(user=["app:@ on >p%/#?@: ~* +@all"])
-    url = server.url.replace("://", "://app%3A%40:p%25%2F%23%3F%40%3A@")
-    async with dialled(url) as (link, ears):
-        assert (await client_info(link, ears))["user"] == "app:@"
-
-
 async def test_a_password_that_the_server_does_not_want_does_no_harm(redis_server):
     """As in redis-py with RESP3, and as in its predecessor with none."""
     async with dialled(redis_server.url.replace("://", "://:needless@")) as (link, ears):
         assert await ask(link, ears, "PING") == b"PONG"
-
-
-async def test_a_user_who_may_run_scripts_and_nothing_else_can_connect(start_redis):
-    server = start_redis(user=["app on >secret ~* -@all +eval"])
-    async with dialled(server.url.replace("://", "://app:secret@")) as (link, ears):
-        assert await ask(link, ears, "EVAL", "return 1", "0") == 1
-
-
-async def test_a_database_that_does_not_exist_is_refused(redis_server):
-    with pytest.raises(redis.exceptions.ResponseError):
-        await dialer(f"{redis_server.url}/999").dial(Ears())
-    await until_nobody_is_connected(redis_server)
 
 
 async def test_a_server_without_resp3_is_refused_in_our_words(start_redis):
@@ -168,16 +148,6 @@ async def test_the_version_counts_as_numbers(said, usable):
         else:
             with pytest.raises(BackendRefusedError, match=r"6\.2"):
                 await dialer(url).dial(Ears())
-
-
-async def test_a_replica_is_refused(start_redis):
-    master, replica = start_redis(), start_redis()
-    await replica.command("REPLICAOF", HOST, master.port)
-    with pytest.raises(redis.exceptions.ReadOnlyError):
-        await dialer(replica.url).dial(Ears())
-    await replica.command("REPLICAOF", "NO", "ONE")
-    async with dialled(replica.url):
-        pass
 
 
 @pytest.mark.every_loop
@@ -229,13 +199,8 @@ async def test_a_host_that_has_no_address_is_told_with_the_reason():
     assert re.fullmatch(rf".*no connection to no-such-host\.invalid:6380 \(({reasons})\)", said), said
 
 
-async def test_a_socket_that_is_not_there_is_told_by_its_path(tmp_path):
-    path = tmp_path / "socket"
-    assert f"no connection to {path} (No such file or directory)" in await complaint(f"unix://:{SECRET}@{path}")
-
-
 async def test_a_server_that_is_silent_is_told_before_the_patience_of_the_client_ends():
-    assert dial_module.CONNECT_TIMEOUT < lifetime.LIMIT
+    assert dial_module.CONNECT_TIMEOUT < engine._CALL_LIMIT
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -282,43 +247,7 @@ async def hanging_up() -> AsyncIterator[int]:
         yield port
 
 
-def without_tls() -> ssl.SSLError:
-    """What OpenSSL raises where a server answers in the clear."""
-    context = ssl.create_default_context()
-    received = ssl.MemoryBIO()
-    received.write(b"-ERR unknown command\r\n")
-    with pytest.raises(ssl.SSLError) as caught:
-        context.wrap_bio(received, ssl.MemoryBIO(), server_hostname="a").do_handshake()
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (without_tls(), "TLS failed: WRONG_VERSION_NUMBER, the server answers without TLS"),
-        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
-        (OSError("Multiple exceptions: [Errno 111] Connect ('::1', 1), [Errno 111] ..."), "Connection refused"),
-        (OSError("Multiple exceptions: [Errno 113] a, [Errno 111] b"), "No route to host or Connection refused"),
-        (OSError("no number"), "OSError"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "TLS failed: SSLError"),
-        (ValueError("may be anything"), "ValueError"),
-        (None, "the connection was closed"),
-    ],
-)
-def test_a_reason_is_told_in_the_systems_words(error, reason):
-    assert reason_of(error) == reason
-
-
 # TLS
-
-
-@pytest.mark.every_loop
-async def test_a_certificate_that_is_not_trusted_is_told_by_its_class(start_redis, certificates):
-    server = start_redis(tls=certificates)
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await dialer(server.tls_url).dial(Ears())
-    await until_nobody_is_connected(server)
 
 
 async def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(start_redis, certificates):
@@ -346,11 +275,6 @@ async def test_a_client_certificate_is_shown(start_redis, certificates):
     shown = f"{url}&ssl_certfile={certificates.client_certificate}&ssl_keyfile={certificates.client_key}"
     async with dialled(shown) as (link, ears):
         assert await ask(link, ears, "PING") == b"PONG"
-
-
-async def test_a_missing_certificate_file_is_refused(tmp_path):
-    with pytest.raises(BackendRefusedError, match=f"'{tmp_path}/none.pem' cannot be read"):
-        await dialer(f"rediss://localhost?ssl_ca_certs={tmp_path}/none.pem").dial(Ears())
 
 
 async def test_certificates_are_not_read_in_the_event_loop(start_redis, certificates, monkeypatch):
@@ -486,13 +410,6 @@ async def test_clients_of_every_make_dial(start_redis):
             assert await ask(link, ears, "PING") == b"PONG"
         assert not getattr(client.connection_pool, "_available_connections", [])
         await client.aclose() if hasattr(client, "aclose") else client.close()
-
-
-async def test_errors_of_a_valkey_client_are_those_of_the_one_driver(redis_server):
-    await redis_server.command("ACL", "SETUSER", "app", "on", ">secret")
-    place = servers_of_client(valkey.asyncio.Valkey(port=redis_server.port, username="app", password="no"))
-    with pytest.raises(redis.exceptions.AuthenticationError):
-        await place.dial(Ears())
 
 
 class Tuned(redis.asyncio.Connection):

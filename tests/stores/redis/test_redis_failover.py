@@ -182,15 +182,6 @@ class Renewals:
         await until(lambda: self.of.get(name, 0) >= goal, what=f"{name} is renewed")
 
 
-def sharded(node: RedisServer) -> bool:
-    """Whether a lock has a channel of its own; before Redis 7 each client has one, and nodes pass messages on."""
-    return version_of(node.binary) >= (7,)
-
-
-def channels(node: RedisServer) -> list[str]:
-    return node.ask("PUBSUB", "SHARDCHANNELS" if sharded(node) else "CHANNELS")
-
-
 def connections_of(node: RedisServer) -> int:
     return sum("name=fencing-sdk" in line for line in node.ask("CLIENT", "LIST").splitlines())
 
@@ -216,25 +207,6 @@ async def test_a_lease_moves_with_its_slot(redis_cluster: Cluster):
         await until(lambda: not target.ask("EXISTS", lease_of("a")), what="it is released", within=10)  # not expired
         async with locks.lock("a") as later:
             assert later.token > token
-
-
-async def test_a_waiter_is_woken_where_its_slot_has_gone(redis_cluster: Cluster):
-    slot = redis_cluster.slot_of(lease_of("a"))
-    source = redis_cluster.owner_of(slot)
-    target = redis_cluster.other_than(source)
-    async with connect(url_of(redis_cluster)) as locks:
-        holder = await locks.lock("a", ttl=60).acquire()
-        waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
-        await until(lambda: source.ask("ZCARD", "{fencing:a}:q") == 1, what="the waiter stands in line")
-        redis_cluster.move_slot(slot, to=target)
-        await until(
-            lambda: channels(target if sharded(target) else source) and target.ask("ZCARD", "{fencing:a}:q") == 1,
-            what="the waiter listens at the new place",
-        )
-        await holder.release()
-        async with asyncio.timeout(20):
-            lease = await waiting
-        await lease.release()
 
 
 async def test_a_node_that_stands_still_stops_no_other(redis_cluster: Cluster):
@@ -279,22 +251,6 @@ async def test_one_connection_for_each_node_whatever_happens(redis_cluster: Clus
         await asyncio.gather(*(work(number) for number in range(200)))
         await one_each()
     await until(lambda: sum(map(connections_of, redis_cluster.nodes)) == 0, what="every connection is closed")
-
-
-async def test_the_line_leaves_no_channel_behind(redis_cluster: Cluster):
-    async with connect(url_of(redis_cluster)) as locks:
-        holder = await locks.lock("a", ttl=60).acquire()
-        node = redis_cluster.node_of(lease_of("a"))
-        waiting = [asyncio.create_task(locks.lock("a", ttl=60).acquire()) for _ in range(3)]
-        await until(lambda: node.ask("ZCARD", "{fencing:a}:q") == 3, what="all stand in line")
-        assert len(channels(node)) == 1
-        await holder.release()
-        for task in waiting:
-            await (await task).release()
-        if sharded(node):
-            await until(lambda: not channels(node), what="nobody listens any more")
-        await until(lambda: node.ask("KEYS", "*") == ["{fencing:a}:t"], what="only the last token is left")
-    await until(lambda: not channels(node), what="nobody listens any more")
 
 
 # What only Redis shows when it fails under a holder: crashes with and without memory.

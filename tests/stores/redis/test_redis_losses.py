@@ -17,7 +17,7 @@ from shares_suite import claim_of, granted, served
 from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, LockClient, LockHeldError, LossReason
-from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal, Revoked
+from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk.backends.redis import from_url, scripts
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.scripts import ACQUIRE, RELEASE
@@ -127,18 +127,6 @@ async def test_a_ttl_shortened_by_an_operator_is_restored_at_once(redis_server):
 
         await eventually(restored, what="the ttl is restored", within=SOON)
         assert stay.lease.held
-        await stay.end()
-    await nothing_left(redis_server)
-
-
-async def test_a_ttl_taken_away_by_an_operator_is_restored_at_once(redis_server):
-    async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
-        await redis_server.command("PERSIST", key("a"))
-
-        async def restored() -> bool:
-            return await milliseconds_left(redis_server, "a") > 0
-
-        await eventually(restored, what="the ttl is restored", within=SOON)
         await stay.end()
     await nothing_left(redis_server)
 
@@ -342,45 +330,6 @@ async def test_a_change_is_asked_about_until_the_watcher_is_closed(mode, message
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_shares_are_looked_at_once_a_second_and_a_lock_at_once_beside_them(monkeypatch):
-    asked = []
-
-    async def look(claims):
-        asked.append([claim.name for claim in claims])
-        return [Renewal.RENEWED] * len(claims)
-
-    monkeypatch.setattr("fencing_sdk.backends.redis.losses._LOOK_EVERY", 0.2)
-    watcher = RedisLossWatcher(look)
-    for name, mode in (("a", READER), ("b", LOCK)):
-        watcher.granted(name, Claim(name, 15.0, mode=mode), 1)
-    began = CLOCK.now()
-    for _ in range(3):
-        watcher.on_push([b"invalidate", [b"a"]])
-        watcher.on_push([b"invalidate", [b"b"]])
-        await asyncio.sleep(0.01)
-    assert asked[:2] == [["a"], ["b"]]
-    assert asked.count(["b"]) == 3
-    assert asked.count(["a"]) <= 1 + (CLOCK.now() - began) / 0.2  # one, unless the machine stood still
-    await until(lambda: asked.count(["a"]) > 1, what="the share is looked at once more")
-    await watcher.aclose()
-
-
-async def test_a_grant_beside_which_an_earlier_one_does_not_fit_shows_that_it_is_over():
-    async def look(claims):
-        return [Renewal.TAKEN_OVER] * len(claims)
-
-    for later in (LOCK, READER):
-        watcher, lost = RedisLossWatcher(look), []
-        watcher.on_loss(lambda claim, *_, lost=lost: lost.append(claim))
-        first, second = Claim("a", 15.0), Claim("a", 15.0, mode=later)
-        watcher.granted("a", first, 1)
-        watcher.granted("a", second, 2)
-        await until(lambda lost=lost: lost, what="the first one is over")
-        assert lost == [first]
-        assert watcher.holds("a", second)
-        await watcher.aclose()
-
-
 @pytest.mark.parametrize(("before", "after"), [(READER, WRITER), (READER, Permit(2)), (Permit(2), READER)])
 async def test_a_grant_beside_which_several_do_not_fit_shows_that_all_of_them_are_over(before: Mode, after: Mode):
     look = Looks()
@@ -417,33 +366,6 @@ async def test_losses_are_still_told_after_a_look_that_failed_at_once():
     assert lost == [(claim, LossReason.REVOKED)]
 
 
-def test_losses_are_told_in_a_loop_after_one_that_ended_in_the_middle_of_a_look():
-    look = Looks()
-    losses, lost = watched(look)
-    losses.granted("a", Claim("a", 60), 1)
-    look.silent = True
-    dead = asyncio.new_event_loop()
-
-    async def begin() -> None:
-        losses.on_push(changed("a"))
-        await until(lambda: look.asked, what="it looks")
-
-    dead.run_until_complete(begin())
-    look.silent, look.answers = False, [[Renewal.TAKEN_OVER]]
-
-    async def later() -> None:
-        losses.on_push(changed("a"))
-        await asyncio.sleep(0.01)
-
-    asyncio.run(later())
-    assert [reason for _, reason in lost] == [LossReason.TAKEN_OVER]
-    for task in asyncio.all_tasks(dead):
-        task.cancel()
-    dead.call_soon(dead.stop)
-    dead.run_forever()
-    dead.close()
-
-
 async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
     """The answer is about the claim that was asked for, and not about whoever holds the lock now."""
     look = Looks()
@@ -465,23 +387,6 @@ async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
     assert lost == [(new, LossReason.REVOKED)]
 
 
-async def test_keys_of_others_are_not_looked_at_and_a_flush_is_about_all_of_ours():
-    look = Looks()
-    losses, lost = watched(look)
-    claims = [Claim(name, 60) for name in "abc"]
-    for claim in claims:
-        losses.granted(claim.name, claim, 1)
-    losses.on_push(changed("x", "\xff"))
-    losses.on_push([b"message", b"c", b"1"])
-    await asyncio.sleep(0.01)
-    assert look.asked == []
-    look.answers = [[Renewal.RENEWED, Renewal.REFUSED, Renewal.UNKNOWN]]
-    losses.on_push([b"invalidate", None])
-    await asyncio.sleep(0.01)
-    assert look.asked == [claims]
-    assert lost == [(claims[1], LossReason.REVOKED)]
-
-
 async def test_what_changes_during_a_look_is_looked_at_afterwards():
     look = Looks()
     losses, lost = watched(look)
@@ -495,32 +400,6 @@ async def test_what_changes_during_a_look_is_looked_at_afterwards():
     await asyncio.sleep(0.01)
     assert [[claim.name for claim in claims] for claims in look.asked] == [["a"], ["b"]]
     assert [claim.name for claim, _ in lost] == ["b"]
-
-
-async def test_who_wants_no_notices_any_more_gets_none():
-    look = Looks()
-    losses = RedisLossWatcher(look)
-    lost: list[Claim] = []
-    stop = losses.on_loss(lambda claim, *_: lost.append(claim))
-    losses.granted("a", Claim("a", 60), 1)
-    stop()
-    look.answers = [[Renewal.REFUSED]]
-    losses.on_push(changed("a"))
-    await asyncio.sleep(0.01)
-    assert look.asked
-    assert lost == []
-
-
-async def test_closing_ends_a_look_that_hangs():
-    look = Looks()
-    losses, _ = watched(look)
-    losses.granted("a", Claim("a", 60), 1)
-    look.silent = True
-    losses.on_push(changed("a"))
-    await asyncio.sleep(0.01)
-    async with asyncio.timeout(PATIENCE):
-        await losses.aclose()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 # Permits and readers on Redis: who hears of a loss, and what the server is asked.
@@ -708,22 +587,5 @@ async def test_a_share_that_is_held_alone_needs_no_key_but_its_lease(redis_serve
     await backend.release(alone)
     assert [(holder.token, holder.label) for holder in await backend.holders(NAME)] == [(beside.token, "m")]
     await backend.release(second)
-    assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
-    await backend.aclose()
-
-
-@pytest.mark.parametrize("mode", [READER, Permit(of=4)])
-async def test_a_share_that_is_held_alone_is_listed_and_revoked_by_its_token(redis_server, mode):
-    backend = from_url(redis_server.url)
-    claim = Claim(NAME, 30.0, label="m", mode=mode)
-    grant = await backend.acquire(claim)
-    assert isinstance(grant, Grant)
-    (listed,) = (await backend.list_holders("", None, 100)).holders
-    assert (listed.name, listed.id, listed.token, listed.label) == (NAME, claim.holder, grant.token, "m")
-    assert (listed.mode, listed.permit) == (mode, grant.permit)
-    assert not await backend.revoke(NAME, grant.token - 1, "wrong token")
-    assert 0 < await milliseconds_left(redis_server, NAME) <= 30_000
-    assert await backend.revoke(NAME, grant.token, "stuck")
-    assert await backend.renew([claim]) == [Revoked("stuck")]
     assert await redis_server.command("EXISTS", key(NAME), key(NAME, "e"), key(NAME, "h")) == 0
     await backend.aclose()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis_stage
-from patience import until
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
 from redis_stage import connections, key, keys, nothing_left
 from stays import PATIENCE, eventually, opened, staying
 
-from fencing_sdk import LossReason, connect
+from fencing_sdk import LossReason
 from fencing_sdk.abc import Busy, Claim, Grant, Listing, Revoked
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.redis import from_url as redis_from_url
@@ -161,23 +156,6 @@ async def test_the_reason_is_kept_for_as_long_as_the_grant_would_have_lasted(red
         assert [outcome.name for outcome in await backend.renew([claim])] == ["REFUSED"]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("of_the_same_client", [True, False])
-async def test_the_holder_is_told_at_once(redis_server: RedisServer, of_the_same_client: bool):
-    """By client tracking; the server reports no change to the connection that has made it."""
-    async with aclosing(from_url(redis_server.url)) as holder, aclosing(from_url(redis_server.url)) as another:
-        heard: list[tuple[LossReason, str]] = []
-        holder.on_loss(lambda _claim, reason, detail="": heard.append((reason, detail)))  # type: ignore[attr-defined]
-        for number in itertools.count():
-            grant = await holder.acquire(Claim("a", 600.0))
-            assert isinstance(grant, Grant)
-            operator = holder if of_the_same_client else another
-            assert await operator.revoke("a", grant.token, str(number))  # type: ignore[attr-defined]
-            await until(lambda: len(heard) > number, what="the holder is told")  # noqa: B023
-            if number == 20:
-                break
-        assert heard == [(LossReason.REVOKED, str(number)) for number in range(21)]
-
-
 async def test_a_key_that_holds_something_else_is_refused(redis_server: RedisServer):
     await redis_server.command("RPUSH", redis_stage.key("a"), "x")
     async with aclosing(from_url(redis_server.url)) as backend:
@@ -239,13 +217,6 @@ async def test_two_names_never_share_a_lock_or_a_key(redis_server):
     await nothing_left(redis_server)
 
 
-async def test_prefixes_and_namespaces_are_worlds_apart(redis_server):
-    async with opened(redis_server.url) as (a, _), opened(redis_server.url, prefix="other") as (b, _):
-        async with opened(redis_server.url, namespace="ns") as (c, _), a.lock("x"), b.lock("x"), c.lock("x"):
-            assert await keys(redis_server) == {key("x"), key("x", prefix="other"), key("ns:x")}
-    await nothing_left(redis_server)
-
-
 async def test_databases_are_worlds_apart(redis_server):
     async with opened(redis_server.url + "/0") as (a, _), opened(redis_server.url + "/1") as (b, _):
         async with a.lock("x"), b.lock("x"):
@@ -267,44 +238,6 @@ async def test_a_loss_in_another_database_is_nobodys_loss(redis_server):
             await stay.end()
     assert "lost" not in {event.kind for event in log.events}
     await nothing_left(redis_server)
-
-
-@pytest.mark.every_loop
-async def test_opening_and_closing_a_hundred_times_leaks_nothing(redis_server):
-    descriptors = Path("/proc/self/fd")
-    async with opened(redis_server.url) as (locks, _), locks.lock("a"):
-        pass
-    gc.collect()
-    before = len(os.listdir(descriptors))  # noqa: PTH208  (an iterator would be one more)
-    for _ in range(100):
-        async with opened(redis_server.url) as (locks, _), locks.lock("a"):
-            pass
-    assert len(os.listdir(descriptors)) <= before  # noqa: PTH208
-    assert await connections(redis_server) == []
-    await nothing_left(redis_server)
-
-
-async def test_one_client_may_be_opened_again_and_again(redis_server):
-    locks = connect(redis_server.url)
-    tokens = []
-    for _ in range(3):
-        async with locks, locks.lock("a") as lease:
-            tokens.append(lease.token)
-            assert len(await connections(redis_server)) == 1
-    assert tokens == sorted(set(tokens))
-    await nothing_left(redis_server)
-
-
-def test_a_client_serves_a_second_loop_after_the_first_is_gone(redis_server):
-    locks = connect(redis_server.url)
-
-    async def use() -> int:
-        async with locks, locks.lock("a") as lease:
-            return int(lease.token)
-
-    tokens = [asyncio.run(use()) for _ in range(3)]
-    assert tokens == sorted(set(tokens))
-    asyncio.run(nothing_left(redis_server))
 
 
 async def test_a_thousand_leases_cost_one_connection_and_are_all_released(redis_server):

@@ -235,13 +235,6 @@ async def test_a_user_who_may_not_write_the_keys_is_refused_at_once(patterns, st
             await locks.lock("a").acquire()
 
 
-async def test_a_user_who_may_not_run_scripts_is_refused_at_once(start_redis):
-    server = start_redis(user=["app on >s3cret ~* &* +@all -@scripting"])
-    async with opened(url_of(server)) as (locks, _):
-        with pytest.raises(BackendRefusedError):
-            await locks.lock("a").acquire()
-
-
 # Addresses and TLS.
 
 
@@ -367,16 +360,6 @@ async def test_a_line_of_another_type_is_refused_to_those_who_wait_and_heals(par
     await nothing_left(redis_server)
 
 
-async def test_a_lease_that_is_not_ours_to_read_is_told_as_such(redis_server, answers_may_be_late):
-    await redis_server.command("SET", key("a"), "mine")
-    async with opened(redis_server.url) as (locks, _):
-        with pytest.raises(BackendRefusedError):
-            await locks.inspect("a")
-        with pytest.raises(LockHeldError):
-            await locks.lock("a", wait=0).acquire()
-    await redis_server.command("DEL", key("a"))
-
-
 # Pauses.
 
 
@@ -399,41 +382,7 @@ async def _single(server) -> bool:
     return len(await connections(server)) == 1
 
 
-async def test_a_sleeping_server_is_ridden_out(redis_server):
-    async with opened(redis_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
-        await log.seen(Renewed)
-        await redis_server.command("DEBUG", "SLEEP", "1.2")
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 2)
-        await stay.end()
-    assert log.of(Lost) == []
-    await nothing_left(redis_server)
-
-
 # Scripts that the server forgets.
-
-
-async def test_scripts_may_be_forgotten_between_any_two_calls(redis_server):
-    async def flush() -> None:
-        await redis_server.command("SCRIPT", "FLUSH")
-
-    async with opened(redis_server.url) as (locks, _):
-        async with staying(locks.lock("a", ttl=30)) as stay:
-            await flush()
-            assert (await locks.inspect("a")).token == stay.token
-            waiting = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
-            await eventually(lambda: redis_server.command("EXISTS", key("a", "q")), what="somebody waits")
-            await flush()
-            await stay.lease.renew()
-            leaving = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
-            await eventually(lambda: _waiting(redis_server, 2), what="two wait")
-            await flush()
-            await leaving.abandon()
-            await flush()
-            await stay.end()
-        await waiting.begun()
-        await waiting.end()
-    await nothing_left(redis_server)
 
 
 async def _waiting(server, number, name="a", part="q") -> bool:

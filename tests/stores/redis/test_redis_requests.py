@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import AsyncIterator
 from functools import partial
@@ -19,16 +18,14 @@ from redis_server import RedisServer
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk.abc._powers import PostOutcome
-from fencing_sdk.backends.redis import RedisBackend, from_url, scripts
+from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.node import SILENCE
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
-from fencing_sdk.backends.redis.connection.topology import slot_of
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.posted_requests import RedisPosts
 from fencing_sdk.backends.redis.requests import (
     RedisKeys,
     RedisRequests,
-    WaiterSign,
     check_prefix,
     milliseconds,
     read_acquired,
@@ -75,14 +72,10 @@ def test_two_names_never_share_a_key(one, other):
 def test_all_keys_of_a_lock_are_in_one_slot_and_slots_differ(name):
     slots = {key_slot(found.encode()) for found in keys_of(name)}
     assert slots == {key_slot(f"fencing:{name.translate(ESCAPED)}".encode())}
-    assert slots == {slot_of(found.encode()) for found in keys_of(name)}
+    assert slots == {key_slot(found.encode()) for found in keys_of(name)}
 
 
 ESCAPED = str.maketrans({"{": "%7B", "}": "%7D", "%": "%25"})
-
-
-def test_locks_spread_over_the_slots_of_a_cluster():
-    assert len({slot_of(keys_of(f"n{number}")[0].encode()) for number in range(1000)}) > 900
 
 
 @pytest.mark.parametrize("prefix", ["", "{", "a}", "a{b}c", "x" * 513, "a\nb", 3, None, b"a"])
@@ -130,53 +123,12 @@ def test_a_store_keeps_a_grant_for_at_least_as_long_as_was_asked(ttl):
     assert ttl * 1000 <= milliseconds(ttl) < ttl * 1000 + 1
 
 
-def test_many_leases_are_renewed_by_one_run_each_with_its_own_ttl():
-    claims = [Claim("a", 1.0), Claim("b", 2.5)]
-    call = calls().renew(claims)
-    assert list(call.keys) == [keys_of("a")[0], keys_of("b")[0]]
-    assert list(call.arguments) == [claims[0].owner, 1000, claims[1].owner, 2500]
-
-
-def test_a_call_says_the_same_by_hash_and_by_text():
-    call = calls().acquire(Claim("a", 1.0, label="m"))
-    assert call.by_hash()[1:2] == (scripts.ACQUIRE.sha,)
-    assert call.by_text()[1:2] == (scripts.ACQUIRE.text,)
-    assert call.by_hash()[2:] == call.by_text()[2:]
-    assert call.by_hash()[2] == len(call.keys) == 4
-
-
 # Answers.
-
-
-def test_each_renewal_has_its_own_outcome():
-    assert read_renewals(b"10x", 3) == [Renewal.RENEWED, Renewal.REFUSED, Renewal.TAKEN_OVER]
 
 
 @pytest.mark.parametrize("outcome", [b"1", b"111", b"", None, 11, "11", [b"1", b"1"], PipeError(), ReplyError("OOM")])
 def test_without_a_whole_answer_nothing_is_known(outcome):
     assert read_renewals(outcome, 2) == [Renewal.UNKNOWN] * 2
-
-
-def test_what_a_server_should_not_say_is_unknown():
-    assert read_renewals(b"1?", 2) == [Renewal.RENEWED, Renewal.UNKNOWN]
-
-
-@pytest.mark.parametrize(("reply", "left"), [(1500, 1.5), (0, 0.0), (-1, None), (-2, None)])
-def test_a_refusal_tells_how_long(reply, left):
-    assert read_acquired(reply) == Busy(left)
-
-
-@pytest.mark.parametrize(
-    ("reply", "grant"),
-    [
-        (b"34", Grant(34)),
-        ([b"34", -1], Grant(34)),
-        ([b"34", 0], Grant(34, permit=0)),
-        ([b"35", 7], Grant(35, permit=7)),
-    ],
-)
-def test_a_grant_has_a_token_and_of_permits_a_number(reply, grant):
-    assert read_acquired(reply) == grant
 
 
 @pytest.mark.parametrize(
@@ -187,28 +139,10 @@ def test_what_is_no_answer_to_an_acquisition_is_refused(reply):
         read_acquired(reply)
 
 
-@pytest.mark.parametrize(
-    ("reply", "answer"),
-    [
-        ([1500, b""], (1.5, set(), None)),
-        ([-2, b"", 2, 3], (None, {2, 3}, None)),
-        ([60, b"34", 1], (0.06, {1}, 34)),
-    ],
-)
-def test_an_answer_to_signs_of_life_tells_whose_turn_it_is(reply, answer):
-    assert read_line(reply) == answer
-
-
 @pytest.mark.parametrize("reply", [None, b"1", 3, [], [1], [1, b"", b"x"], [1, b"x", 1], ["1", b"", 1], [1, b"", None]])
 def test_what_is_no_answer_to_a_sign_of_life_is_refused(reply):
     with pytest.raises((TypeError, ValueError)):
         read_line(reply)
-
-
-def test_a_sign_of_life_keeps_what_a_grant_needs_apart_from_what_a_name_may_have():
-    claim = Claim("a b", 1.5, label="m\0 1 2")
-    stored = WaiterSign(claim, "direct", 123, "7", "SPUBLISH", "{fencing:a b}:wake:c").stored()
-    assert stored == "direct lock 0 123 1500 7 SPUBLISH {fencing:a b}:wake:c\0=m\0 1 2"
 
 
 @pytest.mark.parametrize("label", [None, "", "m", "a\0b", "=", "é"])
@@ -218,14 +152,6 @@ def test_a_label_comes_back_as_it_was(label):
     found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
     assert (found.name, found.token, found.id, found.remaining) == ("a", 7, claim.holder, 1.5)
     assert found.label == label
-
-
-def test_a_lease_without_a_ttl_lasts_for_ever():
-    assert read_holder("a", [b"o\x007\0", -1, b"0"]).remaining == math.inf
-
-
-def test_nobody_holds_a_free_lock():
-    assert read_holder("a", None) is None
 
 
 @pytest.mark.parametrize("lease", [b"", b"mine", b"o\0x\0", b"o\x007", b"\xff\x007\0", b"o\0\0"])
@@ -367,14 +293,6 @@ async def test_what_a_reply_to_a_release_means(reply, outcome):
     assert answers == [outcome] if outcome else isinstance(answers[0], BackendUnavailableError)
 
 
-def test_a_server_that_is_no_master_any_more_is_left():
-    wire = Wire()
-    posts, _ = posts_on(wire)
-    posts.acquire(Claim("a", 15.0), [].append)
-    wire.takes[0][0](ReplyError("READONLY You can't write against a read only replica."))
-    assert wire.closed
-
-
 def test_a_request_that_is_given_up_closes_a_silent_connection_and_no_other():
     wire = Wire()
     posts, _ = posts_on(wire)
@@ -384,12 +302,6 @@ def test_a_request_that_is_given_up_closes_a_silent_connection_and_no_other():
     wire.silent_for = SILENCE
     sent.give_up()
     assert wire.closed
-
-
-def test_what_cannot_be_sent_is_left_to_the_full_call():
-    posts, _ = posts_on(Wire(usable=False))
-    assert posts.acquire(Claim("a", 15.0), pytest.fail) is None
-    assert posts.release(Claim("a", 15.0), pytest.fail) is None
 
 
 # On a real server.
@@ -428,27 +340,11 @@ async def test_posts_of_a_real_server_are_answered(backend):
     assert await posted(backend.post_release, second) == Revoked("why")
 
 
-async def test_without_a_connection_nothing_is_posted(backend):
-    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
-    await backend.open()
-    await backend.aclose()
-    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
-
-
 async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
     await backend.open()
     monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
     assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
     monkeypatch.undo()
-
-
-async def test_another_event_loop_posts_nothing_on_this_connection(backend):
-    await backend.open()
-
-    async def elsewhere() -> None:
-        assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
-
-    await asyncio.to_thread(asyncio.run, elsewhere())
 
 
 async def test_a_connection_that_breaks_answers_every_post(backend):

@@ -21,8 +21,7 @@ from redis_server import RedisServer
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.dial import UnreachableError, first_answer
-from fencing_sdk.backends.redis.connection.router import ClusterRouter
-from fencing_sdk.backends.redis.connection.topology import SLOTS, SlotMap
+from fencing_sdk.backends.redis.connection.router import SLOTS, ClusterRouter, SlotMap
 from fencing_sdk.backends.redis.options import servers_of_client
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
 
@@ -45,23 +44,6 @@ def dead() -> str:
 
 def sentinel_url(group: Sentinels, *, more: str = "") -> str:
     return f"redis+sentinel://{more}{hosts(group.sentinels)}/{group.name}"
-
-
-async def test_the_master_is_dialled(redis_sentinels):
-    async with dialled(sentinel_url(redis_sentinels)) as (link, ears):
-        assert link.address == f"{HOST}:{redis_sentinels.master.port}"
-        assert (await ask(link, ears, "ROLE"))[0] == b"master"
-
-
-async def test_a_failover_is_followed_and_the_demoted_master_is_not_dialled_again(redis_sentinels):
-    place = dialer(sentinel_url(redis_sentinels))
-    lost = redis_sentinels.master
-    async with dialled(place):
-        pass
-    new = await redis_sentinels.failover()
-    lost.start()
-    async with dialled(place) as (link, _):
-        assert link.address == f"{HOST}:{new.port}"
 
 
 async def test_a_master_that_was_demoted_behind_the_sentinels_back_is_refused(start_redis):
@@ -174,17 +156,6 @@ async def test_a_server_in_the_place_of_a_sentinel_and_the_other_way_round_are_r
         await dialer(redis_sentinels.sentinels[0].url).dial(Ears())
 
 
-async def test_a_client_made_by_a_sentinel_is_left_alone(redis_sentinels):
-    manager = redis.asyncio.sentinel.Sentinel([(HOST, free_port()), *redis_sentinels.addresses])
-    before = list(manager.sentinels)
-    async with manager.master_for(redis_sentinels.name) as client:
-        async with dialled(servers_of_client(client)) as (link, _):
-            assert link.address == f"{HOST}:{redis_sentinels.master.port}"
-        assert manager.sentinels == before
-        assert not any(one.connection_pool._available_connections for one in manager.sentinels)
-        assert client.connection_pool.master_address is None
-
-
 async def test_sentinels_that_are_dead_or_silent_are_passed_over(redis_sentinels):
     url = sentinel_url(redis_sentinels, more=f"{dead()},{dead()},{dead()},") + "?socket_connect_timeout=60"
     master = redis_sentinels.master
@@ -210,29 +181,6 @@ def owner(cluster: Cluster, slot: int) -> str:
     return f"{HOST}:{cluster.owner_of(slot).port}"
 
 
-async def test_every_slot_has_its_owner_and_every_owner_can_be_dialled(redis_cluster):
-    slots = cluster_map(redis_cluster)
-    await slots.refresh()
-    for slot in (0, 5460, 5461, 5462, 10922, 10923, SLOTS - 1):
-        assert slots.address(slot) == owner(redis_cluster, slot)
-    assert len({slots.address(slot) for slot in range(SLOTS)}) == 3
-    for address in {slots.address(slot) for slot in range(SLOTS)}:
-        async with dialled(slots.dialer(address)) as (link, _):
-            assert (link.address, link.cluster) == (address, True)
-    for node in redis_cluster.nodes:
-        assert "name=fencing-sdk" not in str(await node.command("CLIENT", "LIST"))
-
-
-async def test_a_slot_that_moved_is_found_after_a_refresh(redis_cluster):
-    slots = cluster_map(redis_cluster)
-    await slots.refresh()
-    target = redis_cluster.other_than(redis_cluster.owner_of(7))
-    await asyncio.to_thread(redis_cluster.move_slot, 7, to=target)
-    assert slots.address(7) != f"{HOST}:{target.port}"
-    await slots.refresh()
-    assert slots.address(7) == f"{HOST}:{target.port}"
-
-
 async def test_seeds_that_are_dead_or_silent_are_passed_over(redis_cluster):
     redis_cluster.nodes[2].pause()
     slots = cluster_map(redis_cluster, more=f"{dead()},{dead()},{HOST}:{redis_cluster.nodes[2].port},")
@@ -247,18 +195,6 @@ async def test_a_map_can_be_read_although_every_seed_has_gone(redis_cluster):
     redis_cluster.nodes[0].kill()
     await slots.refresh()
     assert slots.address(SLOTS - 1) == owner(redis_cluster, SLOTS - 1)
-
-
-async def test_a_failover_is_found_after_a_refresh(redis_binary):
-    with Cluster(binary=redis_binary, replicas=1) as cluster:
-        slots = cluster_map(cluster)
-        await slots.refresh()
-        lost = cluster.owner_of(0)
-        new = await cluster.failover(lost)
-        await slots.refresh()
-        assert slots.address(0) == f"{HOST}:{new.port}"
-        async with dialled(slots.dialer(slots.address(0))) as (link, ears):
-            assert await ask(link, ears, "GET", "{06S}") is None  # a key of slot 0
 
 
 async def test_all_nodes_share_the_login(start_redis):
@@ -317,27 +253,10 @@ async def test_nodes_are_reached_by_the_name_they_announce(start_redis, kind, ho
         assert await ask(link, ears, "PING") == b"PONG"
 
 
-async def test_a_redirection_without_a_host_means_the_one_that_was_asked(redis_server):
-    slots = slot_map(f"redis+cluster://localhost:{free_port()}")
-    async with dialled(slots.dialer(f":{redis_server.port}")) as (link, _):
-        assert link.address == f"localhost:{redis_server.port}"
-
-
 async def test_a_server_that_is_no_node_is_refused(redis_server):
     with pytest.raises(BackendRefusedError, match="redis://"):
         await slot_map(f"redis+cluster://{HOST}:{redis_server.port}").refresh()
     await until_nobody_is_connected(redis_server)
-
-
-async def test_a_client_of_a_cluster_is_left_alone(redis_cluster):
-    async with redis.asyncio.RedisCluster(host=HOST, port=redis_cluster.nodes[0].port) as client:
-        before = dict(client.nodes_manager.startup_nodes)
-        slots = servers_of_client(client)
-        assert isinstance(slots, SlotMap)
-        await slots.refresh()
-        assert slots.address(3) == owner(redis_cluster, 3)
-        assert client.nodes_manager.startup_nodes == before
-        assert await client.set("a", "b")
 
 
 async def test_a_client_of_a_cluster_for_threads_is_read_too(redis_cluster):
@@ -535,18 +454,6 @@ async def test_a_slot_that_moved_is_asked_where_it_is_now(backend, redis_cluster
     assert calls(source, "evalsha") == before
 
 
-async def test_what_a_server_said_counts_before_the_map_is_read_anew(backend, redis_cluster, monkeypatch):
-    slot = redis_cluster.slot_of(lease("a"))
-    source = redis_cluster.owner_of(slot)
-    (claim,) = await hold(backend, "a")
-    monkeypatch.setattr(router(backend), "_refresh_soon", lambda: None)
-    redis_cluster.move_slot(slot, to=redis_cluster.other_than(source))
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
-    before = calls(source, "evalsha")
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
-    assert calls(source, "evalsha") == before
-
-
 async def test_many_slots_that_moved_are_asked_at_once(backend, redis_cluster, monkeypatch):
     """One after the other, a thousand leases behind a slow link would be lost before the last was asked for."""
     monkeypatch.setattr(backend._losses, "_look_soon", lambda _: None)  # else a look at what moved may be there first
@@ -642,15 +549,6 @@ async def test_closing_while_the_map_is_read_tells_who_waits(redis_cluster):
         await waiter
     redis_cluster.nodes[0].resume()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_the_map_is_read_once_however_many_ask(redis_cluster):
-    backend = from_url(url_of(redis_cluster))
-    seed = redis_cluster.nodes[0]
-    before = calls(seed, "cluster") + calls(seed, "cluster|slots")
-    await asyncio.gather(*(backend.inspect(f"n{number}") for number in range(50)))
-    assert calls(seed, "cluster") + calls(seed, "cluster|slots") - before == 1
-    await backend.aclose()
 
 
 async def test_the_servers_that_left_the_cluster_are_let_go(backend, redis_cluster):

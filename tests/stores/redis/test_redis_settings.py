@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis_links import servers
 
-from fencing_sdk.backends.redis.connection.dial import ServerDialer, ServerSettings
-from fencing_sdk.backends.redis.connection.topology import SLOTS, SentinelDialer, SentinelService, SlotMap, slot_of
+from fencing_sdk.backends.redis.connection.dial import SentinelDialer, SentinelService, ServerDialer, ServerSettings
+from fencing_sdk.backends.redis.connection.router import SlotMap
 from fencing_sdk.backends.redis.options import (
     DRIVER_OPTIONS,
     servers_of_client,
@@ -140,12 +139,6 @@ def test_sentinels_and_the_servers_behind_them_have_logins_of_their_own():
         made.connection()
 
 
-def test_sentinels_with_tls_are_asked_with_the_options_of_the_servers():
-    behind, found = service("rediss+sentinel://s1/service?ssl_ca_certs=/ca.pem")
-    assert {behind.kind, found.sentinels[0].kind} == {SSLConnection}
-    assert found.sentinels[0].arguments["ssl_ca_certs"] == behind.arguments["ssl_ca_certs"] == "/ca.pem"
-
-
 def test_a_cluster_is_known_by_its_seeds():
     found = cluster("rediss+cluster://app:pw@h1,h2:7001,[::1]:7002?ssl_cert_reqs=none")
     assert found._seeds == (("h1", 6379), ("h2", 7001), ("::1", 7002))
@@ -254,13 +247,6 @@ def test_a_client_of_a_sentinel_asks_all_its_sentinels():
         1,
     )
     place.server.at("h", 1).connection()
-
-
-def test_a_client_of_a_sentinel_keeps_its_tls():
-    sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)], ssl=True, ssl_ca_certs="/ca.pem")
-    place = servers_of_client(sentinel.master_for("service"))
-    assert isinstance(place, SentinelDialer)
-    assert (place.server.kind, place.server.arguments["ssl_ca_certs"]) == (SSLConnection, "/ca.pem")
 
 
 class Managed(redis.asyncio.sentinel.SentinelManagedSSLConnection):
@@ -384,32 +370,7 @@ def test_what_a_client_for_threads_alone_does_is_not_left_out_in_silence(lost):
         servers_of_client(client)
 
 
-def test_nobody_loads_valkey_for_a_redis_client(monkeypatch):
-    monkeypatch.delitem(sys.modules, "valkey.asyncio", raising=False)
-    assert servers_of_client(redis.asyncio.Redis())
-    assert "valkey.asyncio" not in sys.modules
-
-
 # Slots
-
-
-@pytest.mark.parametrize(
-    ("key", "same"),
-    [
-        (b"{fencing:a}:l", b"fencing:a"),
-        (b"{a}{b}", b"a"),
-        (b"x{a}y", b"a"),
-        (b"{{a}", b"{a"),
-    ],
-)
-def test_what_stands_in_braces_decides_the_slot(key, same):
-    assert slot_of(key) == slot_of(same)
-
-
-def test_slots_are_those_of_redis():
-    assert slot_of(b"123456789") == 0x31C3  # the check value of the cluster's specification
-    assert slot_of(b"{}a") != slot_of(b"{}b")
-    assert 0 <= slot_of(b"") < SLOTS
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a%0Ab", "caf%C3%A9", "%7F"])

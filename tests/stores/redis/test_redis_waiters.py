@@ -138,21 +138,6 @@ async def test_lost_wake_ups_cost_a_moment(fault, redis_server, proxy):
     await nothing_left(redis_server)
 
 
-async def test_whoever_missed_a_message_tries_when_the_connection_is_opened_anew(redis_server, proxy, nobody_polls):
-    async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
-        async with staying(others.lock("a", ttl=60)) as stay:
-            waiter = Stay(locks.lock("a", ttl=60), work=0)
-            await waiting(redis_server, 1)
-            await settled(locks, proxy)
-            proxy.cut()
-            await until(lambda: proxy.connections == 0)
-            await stay.end()
-        await locks.inspect("b")  # opens a connection
-        await waiter.over()
-        assert waiter.error is None
-    await nothing_left(redis_server)
-
-
 async def test_a_reconnected_waiter_is_woken_by_messages_again(redis_server, proxy, nobody_polls):
     async with opened(proxy.url) as (locks, _), opened(redis_server.url) as (others, _):
         async with staying(others.lock("a", ttl=60)) as stay:

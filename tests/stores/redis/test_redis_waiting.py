@@ -143,15 +143,6 @@ async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(b
     await backend.release(holder)
 
 
-async def test_an_error_in_the_body_of_a_queue_leaves_as_it_is(backend, server):
-    holder = await hold(backend)
-    with pytest.raises(ZeroDivisionError):
-        async with in_line(backend, Claim("a", 60)):
-            raise ZeroDivisionError
-    nobody_is_left(backend, server)
-    await backend.release(holder)
-
-
 async def test_whoever_cannot_join_polls_and_leaves_nothing(backend, server):
     server.ask("SET", LINE, "no line")
     standing = StandingClaim(backend, Claim("a", 60))
@@ -162,28 +153,7 @@ async def test_whoever_cannot_join_polls_and_leaves_nothing(backend, server):
     server.ask("DEL", LINE)
 
 
-async def test_who_was_served_is_not_told_to_leave(backend, server):
-    claim = Claim("a", 60)
-    async with in_line(backend, claim):
-        assert isinstance(await backend.acquire(claim), Grant)
-        server.ask("CONFIG", "RESETSTAT")
-    assert "cmdstat_evalsha" not in server.ask("INFO", "commandstats")
-    await backend.release(claim)
-
-
 # Those who stay.
-
-
-async def test_who_stays_is_woken_although_others_of_the_same_client_leave(backend, server):
-    holder = await hold(backend)
-    leaving, staying = Claim("a", 60), Claim("a", 60)
-    async with in_line(backend, staying) as turn:
-        async with in_line(backend, leaving):
-            pass
-        await backend.release(holder)
-        await within(turn.wait())
-        assert isinstance(await backend.acquire(staying), Grant)
-    await backend.release(staying)
 
 
 async def test_who_comes_while_another_leaves_is_woken(backend, server):
@@ -216,18 +186,6 @@ async def test_a_waiter_that_was_passed_over_stands_at_the_end_again(backend, se
     await backend.release(next_one)
 
 
-async def test_a_waiter_in_line_keeps_its_place_and_joins_no_second_time(backend, server):
-    holder = await hold(backend)
-    first, second = Claim("a", 60), Claim("a", 60)
-    async with in_line(backend, first), in_line(backend, second):
-        server.ask("CONFIG", "RESETSTAT")
-        for _ in range(3):
-            assert isinstance(await backend.acquire(first), Busy)
-        assert "cmdstat_zadd" not in server.ask("INFO", "commandstats")
-        assert server.ask("ZRANGE", LINE, 0, -1) == [first.owner, second.owner]
-    await backend.release(holder)
-
-
 @pytest.mark.parametrize("mode", [LOCK, WRITER, READER, Permit(2)], ids=lambda mode: mode.word)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 async def test_a_holder_does_not_wait_for_itself(backend, server, mode, together):
@@ -248,16 +206,6 @@ async def test_a_line_that_everybody_has_left_without_a_word_goes_by_itself(back
     async with in_line(backend, Claim("a", 60)):
         assert 0 < server.ask("PTTL", LINE) <= 12_000
         assert 0 < server.ask("PTTL", LINE[:-1] + "w") <= 12_000
-    await backend.release(holder)
-
-
-async def test_nobody_is_woken_by_who_leaves_while_the_lock_is_held(backend, server):
-    holder = await hold(backend)
-    async with in_line(backend, Claim("a", 60)):
-        server.ask("CONFIG", "RESETSTAT")
-        async with in_line(backend, Claim("a", 60)):
-            pass
-        assert "publish" not in server.ask("INFO", "commandstats")
     await backend.release(holder)
 
 

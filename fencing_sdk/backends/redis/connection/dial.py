@@ -17,13 +17,15 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fencing_sdk._values.drivers import imported_from
 
 with imported_from("redis", "redis"):
     from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, RedisError, ResponseError
@@ -75,7 +77,7 @@ class OpenConnection(NamedTuple):
     """An open connection, logged in, that speaks RESP3."""
 
     transport: asyncio.Transport
-    """It hands its bytes to the protocol passed to `RedisDialer.dial`, and that protocol closes it."""
+    """Hands its bytes to the protocol passed to `ServerDialer.dial`, and that protocol closes it."""
 
     version: tuple[int, ...]
     """The version of the server, such as (7, 0, 15)."""
@@ -85,24 +87,6 @@ class OpenConnection(NamedTuple):
 
     cluster: bool = False
     """True if the server is a node of a cluster: it answers MOVED for the slots of others."""
-
-
-class RedisDialer(Protocol):
-    """Opens connections to one server, or to the master that Sentinels name."""
-
-    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
-        """
-        Connect to a server that takes writes, log in, and hand the transport to *protocol*.
-
-        From then on, *protocol* receives the bytes. Its ``connection_made`` is not called.
-
-        Raises:
-            BackendRefusedError: the server is older than Redis 6.2, or is a Sentinel.
-            UnreachableError: the server cannot be reached.
-            redis.exceptions.RedisError: the server refuses the login, or is a replica.
-            OSError: a certificate file cannot be read.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -183,7 +167,17 @@ class ServerDialer:
         self._source = source
 
     async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
-        """Connect to the server, log in, and return the connection."""
+        """
+        Connect to the server, log in, and hand the transport to *protocol*.
+
+        From then on, *protocol* receives the bytes. Its ``connection_made`` is not called.
+
+        Raises:
+            BackendRefusedError: the server is older than Redis 6.2, or is a Sentinel.
+            UnreachableError: the server cannot be reached.
+            redis.exceptions.RedisError: the server refuses the login, or is a replica.
+            OSError: a certificate file cannot be read.
+        """
         try:
             return await self._dial(protocol)
         except UnreachableError as error:
@@ -358,3 +352,75 @@ async def first_answer(questions: Iterable[Callable[[], Coroutine[Any, Any, T]]]
         return next((error for error in errors if error not in unreached), None) or UnreachableError.of_all(unreached)
 
     return await first_success(questions, most_telling, at_once=AT_ONCE)
+
+
+_NO_SENTINEL = "the server is not a Sentinel; the hosts of redis+sentinel:// are Sentinels, mostly on port 26379"
+_FROM_SENTINELS = AddressSource(
+    "the master's address by the Sentinels",
+    "set 'sentinel resolve-hostnames yes' and 'sentinel announce-hostnames yes', and let them monitor a host name",
+)
+_DOWN = {b"s_down", b"o_down"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SentinelService:
+    """A service, and the Sentinels that watch it."""
+
+    name: str
+    sentinels: Sequence[ServerSettings]
+
+    peers: int = 0
+    """Other Sentinels that a Sentinel must know. The answer of one that knows fewer does not count."""
+
+    host: str | None = None
+    """The host of its servers, if the one that the Sentinels name cannot be reached from here."""
+
+    async def master(self) -> tuple[str, int]:
+        """
+        Ask for the address of the master.
+
+        Raises:
+            MasterNotFoundError: no Sentinel that was reached knows a master that is up.
+            UnreachableError: no Sentinel was reached.
+            redis.exceptions.RedisError: a Sentinel refused the login.
+        """
+        return await first_answer([partial(self._ask, sentinel) for sentinel in self.sentinels])
+
+    async def _ask(self, sentinel: ServerSettings) -> tuple[str, int]:
+        try:
+            masters = await sentinel.ask("SENTINEL", "MASTERS")
+        except ResponseError as error:
+            if not is_unknown_to_server(error):
+                raise
+            raise BackendRefusedError(BACKEND, "connect", _NO_SENTINEL) from error
+        assert isinstance(masters, list)
+        for fields in masters:
+            state = dict(zip(fields[::2], fields[1::2], strict=True))
+            if state[b"name"] == self.name.encode(errors="surrogateescape"):
+                return self._address(state)
+        msg = "The Sentinel does not watch this service"
+        raise MasterNotFoundError(msg)
+
+    def _address(self, state: dict[bytes, bytes]) -> tuple[str, int]:
+        flags = set(state[b"flags"].split(b","))
+        if b"master" not in flags or flags & _DOWN or int(state[b"num-other-sentinels"]) < self.peers:
+            msg = "The Sentinel knows no master that is up"
+            raise MasterNotFoundError(msg)
+        return self.host or state[b"ip"].decode(), int(state[b"port"])
+
+
+class SentinelDialer:
+    """Opens connections to the master of a service."""
+
+    def __init__(self, server: ServerSettings, service: SentinelService) -> None:
+        self.server = server
+        self.service = service
+
+    async def dial(self, protocol: asyncio.Protocol) -> OpenConnection:
+        """See `ServerDialer.dial`. Each call asks the Sentinels; their answer may be out of date, and is not kept."""
+        server = self.server.at(*await self.service.master())
+        return await ServerDialer(server, source=_FROM_SENTINELS).dial(protocol)
+
+
+RedisDialer: TypeAlias = ServerDialer | SentinelDialer
+"""Opens connections to one server, or to the master that Sentinels name."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import cancel_and_wait, retrieve
-from fencing_sdk.backends.redis.connection.dial import BACKEND, OpenConnection, RedisDialer
+from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
 from fencing_sdk.errors import BackendRefusedError
@@ -43,9 +43,6 @@ NOT_MASTER = {"READONLY", "MASTERDOWN", "NOREPLICAS"}
 
 CallOutcome = Reply | Exception
 """The reply to one of many calls, or its error."""
-
-Request = tuple[ScriptCall, tuple[Argument, ...]]
-"""A call, and the command in which it is sent: by hash or by text."""
 
 
 class UnconfirmedError(Exception):
@@ -141,7 +138,8 @@ class RedisNode:
         try:
             connection = await self._dialer.dial(pipe)
             pipe.attach(connection.transport)
-            self._check(connection)
+            if connection.cluster and not self._in_cluster:
+                raise BackendRefusedError(BACKEND, "connect", _A_CLUSTER)  # noqa: TRY301
         except BaseException:
             pipe.close()
             await pipe.closed()
@@ -150,10 +148,6 @@ class RedisNode:
         self.connection = pipe
         self._on_connect(self, pipe)
         return pipe
-
-    def _check(self, connection: OpenConnection) -> None:
-        if connection.cluster and not self._in_cluster:
-            raise BackendRefusedError(BACKEND, "connect", _A_CLUSTER)
 
     async def run(self, call: ScriptCall) -> Reply:
         """
@@ -196,16 +190,19 @@ class RedisNode:
             pipe = await self.pipe()
         except Exception as error:  # noqa: BLE001  (each call fails with the driver's error)
             return [error] * len(calls)
-        outcomes = await self._send_all(pipe, [(call, call.by_hash()) for call in calls])
+        sent = [_send(pipe, call, call.by_hash()) for call in calls]
+        outcomes = [await outcome_of(self._answer(pipe, one)) for one in sent]
         again = [n for n, found in enumerate(outcomes) if isinstance(found, ReplyError) and found.code == "NOSCRIPT"]
-        answers = await self._send_all(pipe, _each_text_once([calls[n] for n in again]))
-        for number, answer in zip(again, answers, strict=True):
-            outcomes[number] = answer
+        texts: set[str] = set()  # each is sent once; the calls after it go by hash
+        resent = []
+        for number in again:
+            call = calls[number]
+            words = call.by_hash() if call.script.sha in texts else call.by_text()
+            texts.add(call.script.sha)
+            resent.append(_send(pipe, call, words))
+        for number, one in zip(again, resent, strict=True):
+            outcomes[number] = await outcome_of(self._answer(pipe, one))
         return outcomes
-
-    async def _send_all(self, pipe: Pipe, requests: Sequence[Request]) -> list[CallOutcome]:
-        sent = [_send(pipe, call, words) for call, words in requests]
-        return [await outcome_of(self._answer(pipe, one)) for one in sent]
 
     async def _answer(self, pipe: Pipe, sent: _Sent) -> Reply:
         """Wait for the reply, and for the replicas that the call demands."""
@@ -261,14 +258,6 @@ def _send(pipe: Pipe, call: ScriptCall, words: tuple[Argument, ...]) -> _Sent:
     reply = pipe.call(*words, follow=call.follow)
     confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
     return _Sent(reply, confirmation, call.replicas)
-
-
-def _each_text_once(calls: Sequence[ScriptCall]) -> list[Request]:
-    """Send the text of each script once to a server that has forgotten it; the calls after it go by hash."""
-    first = {call.script: number for number, call in reversed(list(enumerate(calls)))}
-    return [
-        (call, call.by_text() if first[call.script] == number else call.by_hash()) for number, call in enumerate(calls)
-    ]
 
 
 def cancellations() -> int:

@@ -9,11 +9,9 @@ refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-q
 
     __init__.py   the backend, as the client calls it
     ballots.py    what the answers to an attempt, and to a round of renewals, amount to; no I/O
-    attempt.py    one attempt to acquire a lock
-    renewals.py   the leases of the client, renewed and healed
+    rounds.py     one attempt to acquire a lock; the leases of the client, renewed and healed
     waiters.py    the waiters of the client, and what wakes them
-    operating.py  lists what is held and who waits, and takes grants away
-    founding.py   founding, and re-admission of a node that has lost its memory
+    operating.py  founds a quorum, readmits a node that has lost its memory, lists, and takes grants away
     nodes.py      which nodes vote together, one question to all of them, and what a majority shows
     node.py       one node: whether it votes, and the requests that it has to get in any case
     requests.py   the requests to a node, how its answers are read, and its errors; the keys
@@ -39,15 +37,12 @@ from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, nodes_of_clients, nodes_of_url
-from fencing_sdk.backends.redis.quorum.attempt import QuorumAttempt
-from fencing_sdk.backends.redis.quorum.ballots import Ballot
-from fencing_sdk.backends.redis.quorum.founding import prepare
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes, find_hold
-from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_of_hold
-from fencing_sdk.backends.redis.quorum.renewals import QuorumHolds, QuorumRenewals
+from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_of_hold, prepare
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, translating
-from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiter, QuorumWaiters, pause_after_split
+from fencing_sdk.backends.redis.quorum.rounds import QuorumAttempt, QuorumRenewals
+from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiters, pause_after_split
 from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, check_prefix, read_release
 
 __all__ = ["RedisQuorumBackend", "from_url"]
@@ -75,8 +70,7 @@ class RedisQuorumBackend(Uncopied):
         keys = RedisKeys(check_prefix(prefix))
         self._requests = QuorumRequests(keys)
         self._nodes = QuorumNodes(self._dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
-        self._holds = QuorumHolds()
-        self._renewals = QuorumRenewals(self._nodes, self._requests, self._holds, self._next_number)
+        self._renewals = QuorumRenewals(self._nodes, self._requests, self._next_number)
         self._places = KeptPlaces()
         self._waiters = QuorumWaiters(self._nodes, self._requests, keys)
         self._losses = RedisLossWatcher(partial(self._renew, look=True))
@@ -119,26 +113,24 @@ class RedisQuorumBackend(Uncopied):
         waiter = self._waiters.find(claim)
         with translating("acquire"):
             voters = self._nodes.voters() or await self._nodes.quorum()
-            attempt = QuorumAttempt(self._nodes, self._requests, claim, self._next_number(), waiter)
+            place = None if waiter is None else waiter.place
+            attempt = QuorumAttempt(self._nodes, self._requests, claim, self._next_number(), place)
             hold = await attempt.run(voters)
         if hold is None:
-            return self._held(attempt.ballot, waiter)
-        self._holds.add(hold)
+            ballot = attempt.ballot
+            if waiter is not None:  # where a node has dropped it, it joins the line again
+                self._waiters.refused(waiter, ballot)
+            if not ballot.held:
+                return Busy(pause_after_split(1 if waiter is None else waiter.splits))
+            left = ballot.retry_after()
+            if waiter is None:
+                return Busy(left)
+            return Busy(LINE_POLL if left is None else min(left, LINE_POLL))
+        self._renewals.add(hold)
         self._losses.granted(self._requests.hold(claim.name), claim, hold.token)
         if waiter is not None:
             self._waiters.granted(waiter, attempt.ballot)
         return Grant(hold.token)
-
-    def _held(self, ballot: Ballot, waiter: QuorumWaiter | None) -> Busy:
-        """Read a refusal. Where a node has dropped a waiter, it joins the line again."""
-        if waiter is not None:
-            self._waiters.refused(waiter, ballot)
-        if not ballot.held:
-            return Busy(pause_after_split(1 if waiter is None else waiter.splits))
-        left = ballot.retry_after()
-        if waiter is None:
-            return Busy(left)
-        return Busy(LINE_POLL if left is None else min(left, LINE_POLL))
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """See `fencing_sdk.abc.Backend.renew`."""
@@ -159,23 +151,23 @@ class RedisQuorumBackend(Uncopied):
         the others are not a majority, its grant had already ended.
         """
         self._losses.ended(self._requests.hold(claim.name), claim)
-        self._holds.remove(claim)
+        self._renewals.remove(claim)
         call = self._requests.release(claim)
         with translating("release"):
             if self._nodes.voters() is None:
                 await self._nodes.quorum()
-            poll = Poll(len(self._nodes), len(self._nodes), read_release, self._is_decided)
+
+            def is_decided(answers: Collection[Renewal | None]) -> bool:
+                released = sum(answer is None for answer in answers)
+                return released >= self._nodes.majority or self._refusal(answers) is not None
+
+            poll = Poll(len(self._nodes), len(self._nodes), read_release, is_decided)
             request = NodeRequest(call)
             for node in self._nodes:
                 node.deliver(("release", claim.owner), request, claim.ttl, poll.answer)
             answers = await poll.result()
         refusal = self._refusal(answers.values())
         return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
-
-    def _is_decided(self, answers: Collection[Renewal | None]) -> bool:
-        """Return whether these answers to a release show that the owner had a grant, or that it had none."""
-        released = sum(answer is None for answer in answers)
-        return released >= self._nodes.majority or self._refusal(answers) is not None
 
     def _refusal(self, answers: Collection[Renewal | None]) -> Renewal | None:
         refused = [answer for answer in answers if answer is not None]

@@ -1,5 +1,5 @@
 """
-What the answers of the nodes amount to: to one attempt to get a lock, and to a round of renewals. No I/O, no clock.
+Decides, from the answers of the nodes, one attempt to get a lock and a round of renewals. No I/O, no clock.
 
 A node that grants the lock gives it a number, higher than every number it has given before. The token is chosen once,
 when a majority has granted: the smallest number that a majority of the grants does not exceed. Then
@@ -54,7 +54,7 @@ class Refusal(NamedTuple):
 
 @unique
 class BallotVerdict(Enum):
-    """What an attempt has come to."""
+    """The state of an attempt."""
 
     OPEN = auto()
     WON = auto()
@@ -155,7 +155,7 @@ class Ballot:
 
     @property
     def verdict(self) -> BallotVerdict:
-        """What the answers amount to."""
+        """The state of the attempt by the answers so far."""
         if len(self.settled) >= self.majority:
             return BallotVerdict.WON
         hopeful = len(self._confirming) + len(self.settled) if self.token is not None else len(self.grants)
@@ -264,9 +264,9 @@ class RenewalRound:
         self._answered = 0
         self._undecided = len(claims)
         self.outcomes = [Renewal.UNKNOWN] * len(claims)
-        """What is known so far of each lease."""
+        """The outcome of each lease, as far as it is known."""
         self.missing: dict[int, list[int]] = {}
-        """By node: the leases, as indices, of which it has no unbroken hold."""
+        """The leases, as indices, of which a node has no unbroken hold, by node."""
         if not look:
             for index, hold in enumerate(holds):
                 if hold is not None:

@@ -85,9 +85,7 @@ class QuorumNode:
     Args:
         number: Its place among the nodes of this client.
 
-        dialer: Opens connections to it.
-
-        nodes: How many nodes there are.
+        nodes: The number of all nodes.
 
         on_push: Receives the number of the node, and a message of the server that is not a reply.
 
@@ -106,14 +104,19 @@ class QuorumNode:
     ) -> None:
         self.number = number
         self.knowledge: Knowledge | None = None
-        """What the server said last about its quorum."""
+        """The server's last answer about its quorum."""
         self.run = ""
         self.error: Exception | None = None
         """Why it does not vote, if its server did not answer."""
         self._requests = requests
         self._nodes = nodes
         self._on_vote = on_vote
-        self._node = RedisNode(dialer, on_push=partial(on_push, number), on_connect=_load_scripts, in_cluster=False)
+
+        def load_scripts(_node: RedisNode, pipe: Pipe) -> None:
+            for script in PRELOADED:  # if the server does not permit it, the first use loads the script
+                pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
+
+        self.server = RedisNode(dialer, on_push=partial(on_push, number), on_connect=load_scripts, in_cluster=False)
         self.asked: Pipe | None = None
         """The last connection on which the server has reported its knowledge."""
         self._suspect: Pipe | None = None  # a connection that was silent at the last look
@@ -132,18 +135,13 @@ class QuorumNode:
     @property
     def open_pipe(self) -> Pipe | None:
         """The connection, if it is open and the server has reported its knowledge."""
-        pipe = self._node.open_pipe
+        pipe = self.server.open_pipe
         return pipe if pipe is not None and pipe is self.asked else None
 
     @property
     def epoch(self) -> str | None:
         """The epoch in which the node votes; None if it does not vote."""
         return self.knowledge.epoch if self._remembers and self.knowledge and self.open_pipe else None
-
-    @property
-    def server(self) -> RedisNode:
-        """The server to keep using for a scan that spans several replies."""
-        return self._node
 
     @property
     def forgetful(self) -> bool:
@@ -178,7 +176,7 @@ class QuorumNode:
         self._try_at = _CLOCK.now() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         try:
-            pipe, before = await self._node.pipe(), self.epoch
+            pipe, before = await self.server.pipe(), self.epoch
             await self._ask(pipe)
         except Exception as error:  # noqa: BLE001  (raised to the next caller that needs this node)
             self.error = renamed(error) if isinstance(error, BackendError) else error
@@ -212,38 +210,32 @@ class QuorumNode:
         pipe = self.asked
         if pipe is not None and pipe is not self._suspect and pipe.silent_for >= SILENCE:
             self._suspect = pipe
-            asyncio.get_running_loop().call_later(_READ_FIRST, self._close_if_silent, pipe)
+
+            def close_if_silent() -> None:  # after this process, if it was stopped, has read what had come
+                self._suspect = None
+                if pipe.silent_for >= SILENCE:
+                    pipe.close("the node was silent")
+                    self.open_soon(at_once=True)
+
+            asyncio.get_running_loop().call_later(_READ_FIRST, close_if_silent)
         if pipe is None or not self._post(pipe, request, request.by_hash, answer):
             answer(self.number, PipeError("the node is not connected"))
 
-    def _close_if_silent(self, pipe: Pipe) -> None:
-        """Close a connection that is still silent after this process, if it was stopped, has read what had come."""
-        self._suspect = None
-        if pipe.silent_for >= SILENCE:
-            pipe.close("the node was silent")
-            self.open_soon(at_once=True)
-
     def _post(self, pipe: Pipe, request: NodeRequest, packed: bytes, answer: Answer) -> bool:
         def take(reply: Reply) -> None:
-            if isinstance(reply, Exception):
-                self._failed(pipe, request, answer, reply)
-            else:
-                answer(self.number, reply)
+            if isinstance(reply, ReplyError):
+                if reply.code == "NOSCRIPT" and self._post(pipe, request, request.by_text(), answer):
+                    return
+                if reply.code == "EPOCH":
+                    self.asked = None  # ask the server again what it knows
+                    self.open_soon()
+                elif reply.code in NOT_MASTER:
+                    pipe.close_soon("the node is not a master")
+            answer(self.number, reply)
 
         if request.untracked:  # it counts for the next command alone
             pipe.post(_UNTRACKED, _drop)
         return pipe.post(packed, take, followed=request.followed)
-
-    def _failed(self, pipe: Pipe, request: NodeRequest, answer: Answer, error: Exception) -> None:
-        if isinstance(error, ReplyError):
-            if error.code == "NOSCRIPT" and self._post(pipe, request, request.by_text(), answer):
-                return
-            if error.code == "EPOCH":
-                self.asked = None  # ask the server again what it knows
-                self.open_soon()
-            elif error.code in NOT_MASTER:
-                pipe.close_soon("the node is not a master")
-        answer(self.number, error)
 
     async def ask(self, call: ScriptCall) -> Reply:
         """
@@ -292,13 +284,14 @@ class QuorumNode:
         """Send what is owed, before any other request on a new connection."""
         owed, now = self._owed, _CLOCK.now()
         self._owed = OrderedDict()
+
+        def owe_again(key: Hashable, request: NodeRequest, until: float, _node: int, outcome: CallOutcome) -> None:
+            if isinstance(outcome, PipeError):
+                self._owe(key, request, until)
+
         for key, (request, until) in owed.items():
             if until > now:
-                self._post(pipe, request, request.by_hash, partial(self._paid, key, request, until))
-
-    def _paid(self, key: Hashable, request: NodeRequest, until: float, _node: int, outcome: CallOutcome) -> None:
-        if isinstance(outcome, PipeError):
-            self._owe(key, request, until)
+                self._post(pipe, request, request.by_hash, partial(owe_again, key, request, until))
 
     async def aclose(self, *, patience: float) -> None:
         """Close the connection, after *patience* seconds at most for requests that the node has not answered."""
@@ -309,16 +302,11 @@ class QuorumNode:
         await self._tasks.aclose(patience=0.0)
         self.asked = self._opening = None
         self._try_at = 0.0
-        await self._node.aclose()
+        await self.server.aclose()
 
 
 def _drop(reply: Reply) -> None:
     """If the server does not permit it, it follows some keys that this client ignores."""
-
-
-def _load_scripts(_node: RedisNode, pipe: Pipe) -> None:
-    for script in PRELOADED:  # if the server does not permit it, the first use loads the script
-        pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
 
 
 def _field(info: Reply, name: str) -> str:

@@ -178,41 +178,6 @@ class QuorumNodes:
         await asyncio.gather(*(node.aclose(patience=_FAREWELL) for node in self._nodes))
 
 
-class Countdown:
-    """Waits until a majority of the nodes has answered without an error, or no longer can."""
-
-    def __init__(self, nodes: int, majority: int) -> None:
-        self._left = majority
-        self._spare = nodes - majority
-        self._errors: list[Exception] = []
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def answer(self, _node: int, outcome: CallOutcome) -> None:
-        """Take note of an answer."""
-        if isinstance(outcome, Exception):
-            self._errors.append(outcome)
-            self._spare -= 1
-        else:
-            self._left -= 1
-        if (self._left <= 0 or self._spare < 0) and not self._done.done():
-            self._done.set_result(None)
-
-    async def wait(self) -> None:
-        """
-        Wait.
-
-        Raises:
-            Exception: the error of a node, when too many have failed.
-        """
-        await self._done
-        if self._left > 0:
-            raise most_telling(self._errors)
-
-    async def wait_quietly(self) -> None:
-        """Wait, and raise no error of a node."""
-        await self._done
-
-
 def most_telling(errors: Sequence[Exception]) -> Exception:
     """Prefer what a server replied to the news that others are away."""
     replies = [error for error in errors if not isinstance(error, UnreachableError | PipeError)]
@@ -266,7 +231,8 @@ class Poll(Generic[T]):
         except Exception as error:  # noqa: BLE001
             self._errors.append(error)
         heard = len(self._answers) >= self._majority
-        if self._left == 0 or (heard and self._enough(self._answers.values())):
+        hopeless = len(self._answers) + self._left < self._majority
+        if self._left == 0 or hopeless or (heard and self._enough(self._answers.values())):
             self._end()
         elif heard and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SILENCE, self._end)
@@ -314,12 +280,15 @@ async def find_hold(nodes: QuorumNodes, requests: QuorumRequests, name: str) -> 
     Raises:
         Exception: no majority has answered.
     """
-    answers = await ask_nodes(nodes, requests.inspect(name), read_hold, lambda seen: is_decided(seen, nodes.majority))
+
+    def is_decided(seen: Collection[SeenHold | None]) -> bool:  # further answers cannot change what a majority shows
+        return _most(seen)[1] >= nodes.majority
+
+    answers = await ask_nodes(nodes, requests.inspect(name), read_hold, is_decided)
     shown = shown_by_majority(answers.values(), nodes.majority)
     if shown is None:
         return None, set()
-    same = (shown.owner, shown.token)
-    return shown, {node for node, hold in answers.items() if hold is not None and (hold.owner, hold.token) == same}
+    return shown, {node for node, hold in answers.items() if hold is not None and hold[:2] == shown[:2]}
 
 
 def shown_by_majority(seen: Collection[SeenHold | None], majority: int) -> SeenHold | None:
@@ -327,17 +296,12 @@ def shown_by_majority(seen: Collection[SeenHold | None], majority: int) -> SeenH
     shown, count = _most(seen)
     if shown is None or count < majority:
         return None
-    holds = [hold for hold in seen if hold is not None and (hold.owner, hold.token) == shown]
+    holds = [hold for hold in seen if hold is not None and hold[:2] == shown]
     left = sorted((hold.left for hold in holds), reverse=True)[majority - 1]
     return SeenHold(*shown, left, holds[0].label)
 
 
-def is_decided(seen: Collection[SeenHold | None], majority: int) -> bool:
-    """Return whether further answers cannot change what a majority shows."""
-    return _most(seen)[1] >= majority
-
-
 def _most(seen: Collection[SeenHold | None]) -> tuple[tuple[str, int] | None, int]:
     """The owner and token that most nodes show, or None for "free", and how many nodes that is."""
-    counts = Counter(None if hold is None else (hold.owner, hold.token) for hold in seen)
+    counts = Counter(None if hold is None else hold[:2] for hold in seen)
     return counts.most_common(1)[0] if counts else (None, 0)

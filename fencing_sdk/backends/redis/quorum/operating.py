@@ -1,9 +1,29 @@
 """
-Lists what is held on a quorum and who waits, and takes grants away.
+What operators do with a quorum: found it, let a node vote again that has lost its memory, list, and take grants away.
 
-What a majority holds is on at least one of any nodes that are not a minority: on one of two of three nodes. So a
-listing walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it has
-found.
+Founding (``fencing init``): every node answers, and no node has an epoch.
+
+1. Each node gets a random id. Equal ids mean that two addresses lead to one server.
+2. The node with the smallest id decides between founders: the first epoch proposed there is the one. Then it is
+   proposed to the others.
+3. When all nodes have the proposal, each settles it: only now it may vote.
+
+So a node that has an epoch proves that all nodes had the proposal. Founding that was broken off is completed from
+there: a node with the proposal and no epoch has never voted. A node with neither has lost its memory.
+
+Re-admission: every node is reached, and enough of them remember to meet every majority that the others belonged to.
+
+1. Each node that remembers gets a new epoch, and its counters are read in the same step. From then on no acquisition
+   of the old epoch can count one of these nodes. Their holds stay.
+2. Wait until every hold that was there then has ended or was renewed since: a lease that counted on a forgetful node
+   has ended by then.
+3. The forgetful nodes get the highest counters, then the epoch.
+
+Both are safe to repeat, also after they were broken off at any step, and while another operator does the same.
+
+Listing: what a majority holds is on at least one of any nodes that are not a minority, on one of two of three nodes.
+So a listing walks over the keys of so many nodes, as that of a single server does, and asks all nodes who holds what it
+has found.
 
 1. If one of these nodes goes, and another takes its place, the listing begins again.
 2. A lock is listed at the first of these nodes that has it. But a node that was away may have got it after it was
@@ -15,6 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -29,11 +50,19 @@ from fencing_sdk.backends.redis.connection.pipe import PipeError, Reply
 from fencing_sdk.backends.redis.connection.router import Masters
 from fencing_sdk.backends.redis.operating import KeyWalk, ListingCursor
 from fencing_sdk.backends.redis.quorum.ballots import majority_of
-from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest
+from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, ask_nodes, find_hold, most_telling, shown_by_majority
-from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, SeenHold, read_hold
+from fencing_sdk.backends.redis.quorum.requests import (
+    BACKEND,
+    COUNTERS,
+    QuorumRequests,
+    SeenHold,
+    read_hold,
+    read_knowledge,
+)
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
-__all__ = ["QuorumListing", "QuorumRevocations", "RevocationTally", "holder_of_hold"]
+__all__ = ["QuorumListing", "QuorumRevocations", "RevocationTally", "holder_of_hold", "prepare"]
 
 _LOOKED_AT = 50
 """Locks that one run of a script describes."""
@@ -102,7 +131,10 @@ class QuorumListing:
         for index, name in enumerate(names):
             lock = {node: seen[index] for node, seen in answers.items()}
             shown = shown_by_majority([seen.hold for seen in lock.values()], self._nodes.majority)
-            if shown is not None and not any(_was_there(lock.get(node), shown, began) for node in earlier):
+            if shown is None:
+                continue
+            before = [lock[node].hold for node in earlier if node in lock]  # listed, if they had it when that began
+            if not any(hold[:2] == shown[:2] and hold.attempt < began for hold in before if hold is not None):
                 holders.append(holder_of_hold(name, shown, max(seen.waiters for seen in lock.values())))
         return holders
 
@@ -117,14 +149,12 @@ class QuorumListing:
             full = [line[-1].score for line in lines if len(line) == _STRETCH]
             after = min(full, key=float, default=None)
             last = math.inf if after is None else float(after)
-            waiters += [Waiting(holder_of(owner)) for owner in _in_most(lines, last)]
+            # The others come and go.
+            counts = Counter(place.owner for line in lines for place in line if place.alive)
+            scores = {place.owner: float(place.score) for line in lines for place in line}
+            in_most = [owner for owner, count in counts.items() if 2 * count > len(lines) and scores[owner] <= last]
+            waiters += [Waiting(holder_of(owner)) for owner in sorted(in_most, key=scores.__getitem__)]
         return waiters
-
-
-def _was_there(seen: _SeenLock | None, shown: SeenHold, began: int) -> bool:
-    """Return whether a node had a hold of this grant when the listing began."""
-    hold = None if seen is None else seen.hold
-    return hold is not None and (hold.owner, hold.token) == (shown.owner, shown.token) and hold.attempt < began
 
 
 def holder_of_hold(name: str, hold: SeenHold, waiters: int | None = None) -> Holder:
@@ -132,14 +162,6 @@ def holder_of_hold(name: str, hold: SeenHold, waiters: int | None = None) -> Hol
     age = age_of(hold.token, LOCK, wall_micros())
     holder = holder_of(hold.owner)
     return Holder(name, hold.token, holder, hold.left, hold.label, held_for=age, waiters=waiters)
-
-
-def _in_most(lines: Sequence[Sequence[_Place]], last: float) -> list[str]:
-    """Those who stand in most of the lines up to a *last* score, in their order. The others come and go."""
-    counts = Counter(place.owner for line in lines for place in line if place.alive)
-    scores = {place.owner: float(place.score) for line in lines for place in line}
-    found = [owner for owner, count in counts.items() if 2 * count > len(lines) and scores[owner] <= last]
-    return sorted(found, key=scores.__getitem__)
 
 
 def _read_listed(reply: Reply, count: int) -> list[_SeenLock]:
@@ -168,7 +190,7 @@ def _read_line(reply: Reply) -> list[_Place]:
     Read a stretch of the line of one node.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the reply is not a line.
     """
     if not isinstance(reply, list):
         msg = "not a line"
@@ -267,60 +289,38 @@ class QuorumRevocations:
         revocation = new_owner()
         patience = shown.left + _PATIENCE
         request = NodeRequest(self._requests.revoke(name, shown, revocation, reason, patience))
-        round_ = _RevocationRound(RevocationTally(len(self._nodes), holding, revocation))
+        tally = RevocationTally(len(self._nodes), holding, revocation)
+        errors: list[Exception] = []
+        ended, complete = asyncio.Event(), asyncio.Event()
+
+        def answered(node: int, outcome: CallOutcome) -> None:
+            if isinstance(outcome, bytes):
+                tally.answer(node, outcome.decode())
+            else:
+                errors.append(outcome if isinstance(outcome, Exception) else ValueError("no answer to a revocation"))
+                tally.failed()
+            if tally.complete:
+                complete.set()
+            if tally.complete or tally.ended:
+                ended.set()
+
         for node in self._nodes:
-            node.deliver(("revoke", name, token), request, shown.left, round_.answer)
-        return await round_.result(patience)
+            node.deliver(("revoke", name, token), request, shown.left, answered)
+        with suppress(TimeoutError):  # an answer that comes later proves nothing: the notes stand no longer
+            async with asyncio.timeout(patience):
+                await ended.wait()
+        if not tally.ended:
+            raise most_telling(errors)
+        with suppress(TimeoutError):  # operators who hear all nodes agree on the first
+            async with asyncio.timeout(SILENCE):
+                await complete.wait()
+        return tally.is_the_first
 
     async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
         """For claims whose grants have ended: why they were revoked; None where no operator did it."""
         # A majority has the note of a grant that was revoked, so one of any majority has it.
         answers = await ask_nodes(self._nodes, self._requests.noted(claims), _read_reasons, lambda _: True)
         return [next((reason for reason in found if reason), None) for found in zip(*answers.values(), strict=True)]
-
-
-class _RevocationRound:
-    """A revocation that is on its way to every node."""
-
-    def __init__(self, tally: RevocationTally) -> None:
-        loop = asyncio.get_running_loop()
-        self._tally = tally
-        self._errors: list[Exception] = []
-        self._decided: asyncio.Future[None] = loop.create_future()
-        self._complete: asyncio.Future[None] = loop.create_future()
-
-    def answer(self, node: int, outcome: CallOutcome) -> None:
-        """Take note of the answer of a node."""
-        if isinstance(outcome, bytes):
-            self._tally.answer(node, outcome.decode())
-        else:
-            self._errors.append(outcome if isinstance(outcome, Exception) else ValueError("no answer to a revocation"))
-            self._tally.failed()
-        if self._tally.complete:
-            _settle(self._complete)
-        if self._tally.complete or self._tally.ended:
-            _settle(self._decided)
-
-    async def result(self, patience: float) -> bool:
-        """
-        Wait until the grant has ended, and return whether this revocation was the first.
-
-        Args:
-            patience: Seconds for which the notes stand. An answer that comes later proves nothing.
-
-        Raises:
-            Exception: too few nodes have answered.
-        """
-        await asyncio.wait((self._decided,), timeout=patience)
-        if not self._tally.ended:
-            raise most_telling(self._errors)
-        await asyncio.wait((self._complete,), timeout=SILENCE)  # operators who hear all nodes agree on the first
-        return self._tally.is_the_first
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _read_reasons(reply: Reply) -> list[str]:
@@ -334,3 +334,108 @@ def _read_reasons(reply: Reply) -> list[str]:
         return [reason.decode(errors="replace") if isinstance(reason, bytes) else "" for reason in reply]
     msg = "not the reasons of revocations"
     raise ValueError(msg)
+
+
+_MARGIN, _DRIFT = 0.1, 0.01
+
+_CHANGED = "another operator does the same at this moment, or a node has changed; run fencing init again"
+
+
+async def prepare(nodes: QuorumNodes, requests: QuorumRequests) -> str:
+    """
+    Found the quorum, or let forgetful nodes vote again; return what was done, as a sentence.
+
+    Raises:
+        BackendError: it is not possible now; the error says what to do.
+        Exception: a node cannot be reached.
+    """
+    await nodes.reach_all()
+    epochs = {_epoch(node) for node in nodes} - {""}
+    if not epochs:
+        await _found(nodes, requests)
+        return f"the quorum of {len(nodes)} nodes is founded"
+    if len(epochs) == 1:
+        unsettled = [
+            node for node in nodes if not _epoch(node) and node.knowledge and node.knowledge.founding in epochs
+        ]
+        await _settle(unsettled, requests, *epochs)  # founding was broken off before they got their epoch
+    forgetful = [node for node in nodes if node.forgetful]
+    if not forgetful and len(epochs) == 1:
+        return f"nothing to do: all {len(nodes)} nodes remember the epoch"
+    await _admit(nodes, forgetful, requests)
+    return f"{len(forgetful)} of {len(nodes)} nodes had lost their memory, and vote again"
+
+
+async def _found(nodes: QuorumNodes, requests: QuorumRequests) -> None:
+    known = [read_knowledge(await node.ask(requests.found("name", os.urandom(8).hex()))) for node in nodes]
+    if len({one.id for one in known}) < len(nodes):
+        msg = "two of the addresses lead to the same server, which would vote twice"
+        raise BackendRefusedError(BACKEND, "init", msg)
+    first = min(range(len(nodes)), key=lambda number: known[number].id)
+    proposal = f"{len(nodes)}.{os.urandom(8).hex()}"
+    epoch = read_knowledge(await nodes[first].ask(requests.found("propose", proposal, "first"))).founding
+    for node in nodes:
+        if node.number != first and read_knowledge(await node.ask(requests.found("propose", epoch))).founding != epoch:
+            raise BackendUnavailableError(BACKEND, "init", _CHANGED)
+    await _settle(list(nodes), requests, epoch)
+
+
+async def _settle(nodes: Sequence[QuorumNode], requests: QuorumRequests, epoch: str) -> None:
+    for node in nodes:
+        known = read_knowledge(await node.ask(requests.found("settle", epoch, node.run)))
+        if known.epoch != epoch:
+            raise BackendUnavailableError(BACKEND, "init", _CHANGED)
+        await _look_again(node)
+
+
+async def _admit(nodes: QuorumNodes, forgetful: Sequence[QuorumNode], requests: QuorumRequests) -> None:
+    healthy = [node for node in nodes if node not in forgetful]
+    needed = len(nodes) - nodes.majority + 1
+    if len(healthy) < needed:
+        msg = (
+            f"only {len(healthy)} of {len(nodes)} nodes remember the last tokens, and {needed} are needed; stop all "
+            f"clients for their longest ttl, delete the key {requests.look().keys[0]} on every node, and run "
+            "fencing init: tokens then go on from the clients' clocks"
+        )
+        raise BackendRefusedError(BACKEND, "init", msg)
+    epoch = f"{len(nodes)}.{os.urandom(8).hex()}"
+    counters = [0] * COUNTERS
+    for node in healthy:
+        found = await node.ask(requests.seal(_epoch(node), epoch, node.run))
+        if not isinstance(found, list) or len(found) != COUNTERS:
+            raise BackendUnavailableError(BACKEND, "init", _CHANGED)
+        known = [int(counter) if isinstance(counter, bytes) and counter.isdigit() else 0 for counter in found]
+        counters = [max(pair) for pair in zip(counters, known, strict=True)]
+        await _look_again(node)
+    longest = max([await _longest_hold(node, requests) for node in nodes])
+    await asyncio.sleep(longest * (1 + _DRIFT) + _MARGIN if longest else 0.0)
+    for node in forgetful:
+        if not await node.ask(requests.admit(_epoch(node), epoch, os.urandom(8).hex(), node.run, counters)):
+            raise BackendUnavailableError(BACKEND, "init", _CHANGED)
+        await _look_again(node)
+
+
+async def _longest_hold(node: QuorumNode, requests: QuorumRequests) -> float:
+    """Seconds until the last hold ends that the node has now."""
+    longest, cursor = 0, b"0"
+    while True:
+        match await node.ask(requests.scan(cursor)):
+            case [bytes(cursor), int(left)]:
+                longest = max(longest, left)
+            case _:
+                raise BackendUnavailableError(BACKEND, "init", _CHANGED)
+        if cursor == b"0":
+            return longest / 1000
+
+
+def _epoch(node: QuorumNode) -> str:
+    return node.knowledge.epoch if node.knowledge else ""
+
+
+async def _look_again(node: QuorumNode) -> None:
+    """Ask the node what it knows, now that this has changed."""
+    task = node.open_soon(at_once=True)
+    if task is not None:
+        await task
+    if node.error is not None:
+        raise node.error

@@ -61,7 +61,7 @@ PRELOADED = (GRANT, CONFIRM, UNDO, RENEW, HEAL, RELEASE, JOIN, LEAVE)
 
 
 class Knowledge(NamedTuple):
-    """What a node knows about its quorum; empty where it knows nothing."""
+    """A node's memory of its quorum; empty where it has none."""
 
     epoch: str
     founding: str
@@ -216,7 +216,7 @@ def read_refusal(reply: Reply) -> Refusal:
     Read a refusal.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the reply is malformed.
     """
     match reply:
         case [int(left), int(in_line), bytes(token), bytes(attempt)]:

@@ -15,6 +15,7 @@ far as the clients' clocks agree. A node grants a free lock to the head of its l
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.clock import JITTER, wall_micros
@@ -24,7 +25,7 @@ from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
 from fencing_sdk.backends.redis.quorum.ballots import Ballot
 from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
-from fencing_sdk.backends.redis.quorum.nodes import Countdown, QuorumNodes
+from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
 from fencing_sdk.backends.redis.requests import RedisKeys
 from fencing_sdk.backends.redis.waiters import ChannelId
@@ -98,17 +99,17 @@ class QuorumWaiters:
         self._last_score = max(self._last_score + 1, wall_micros())
         place = LinePlace(self._last_score, self._channel, new_ticket())
         waiter = self._table.add(QuorumWaiter(claim, place, self._nodes.majority))
-        entered = Countdown(len(self._nodes), self._nodes.majority)
+        entered = self._poll()
         try:
             for node in self._nodes:
                 self._enter(node, waiter, entered)
-            await entered.wait()
+            await entered.result()
         except BaseException:
             await self.leave(waiter)
             raise
         return waiter
 
-    def _enter(self, node: QuorumNode, waiter: QuorumWaiter, entered: Countdown | None = None) -> None:
+    def _enter(self, node: QuorumNode, waiter: QuorumWaiter, entered: Poll[Reply] | None = None) -> None:
         """Send SUBSCRIBE, unless this connection has sent it, and JOIN behind it: so no message is missed."""
 
         def joined(number: int, outcome: CallOutcome) -> None:
@@ -151,14 +152,19 @@ class QuorumWaiters:
         """
         self._table.remove(waiter)
         request = NodeRequest(self._requests.leave(waiter.claim))
-        left = Countdown(len(self._nodes), self._nodes.majority)
+        left = self._poll()
         for node in self._nodes:
             if node.number in waiter.served_by:
                 left.answer(node.number, None)
             else:
                 node.send(request, left.answer)
         if not waiter.served:
-            await left.wait_quietly()
+            with suppress(Exception):
+                await left.result()
+
+    def _poll(self) -> Poll[Reply]:
+        """Wait until a majority has answered without an error, or no longer can."""
+        return Poll(len(self._nodes), len(self._nodes), lambda reply: reply, lambda _: True)
 
     def on_vote(self, pipe: Pipe) -> None:
         """Subscribe on a new connection, and let every waiter try: messages may have been lost."""
