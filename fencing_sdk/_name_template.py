@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import string
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,23 +10,6 @@ from typing import Any
 
 from fencing_sdk._values.claim import LockName, check_name
 from fencing_sdk.errors import ConfigurationError, shown
-
-_LARGE = re.compile(r"\d{4}")
-"""In a format, a width or a precision that makes more than any name may have, of memory as much as is there."""
-
-
-class _Formatter(string.Formatter):
-    """``str.format`` whose widths are bounded: with ``{row:{width}}`` an argument decides about them."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if _LARGE.search(format_spec):
-            msg = f"a format with a number of four digits: {shown(format_spec)}"
-            raise ValueError(msg)
-        text: str = super().format_field(value, format_spec)
-        return text
-
-
-_FORMATTER = _Formatter()
 
 
 class NameTemplate:
@@ -56,21 +38,23 @@ class NameTemplate:
 
     def _try_out(self, function: str) -> None:
         """Fill the template in once, with arguments that go along with everything."""
-        known = self._signature.parameters
+        parameters = self._signature.parameters
+        known = f"its parameters are: {', '.join(parameters) or 'none'}"
         try:
-            _FORMATTER.vformat(self._template, (), dict.fromkeys(known, _AnyArgument()))
+            if any("{" in (spec or "") for _, _, spec, _ in string.Formatter().parse(self._template)):
+                problem = "a placeholder inside a format, by which an argument could fill the memory; " + known
+            else:
+                self._template.format(**dict.fromkeys(parameters, _AnyArgument()))
+                return
         except KeyError as error:
-            self._refuse(f"a placeholder {shown(error.args[0])}, which {function} does not take", error)
-        except IndexError as error:
-            self._refuse("a placeholder without a name", error)
+            problem = f"a placeholder {shown(error.args[0])}, which {function} does not take; {known}"
+        except IndexError:
+            problem = f"a placeholder without a name; {known}"
         except ValueError as error:
             msg = f"name {shown(self._template)} is not a template: {error}; write {{{{ }}}} for braces"
             raise ConfigurationError(msg) from error
-
-    def _refuse(self, what: str, error: LookupError) -> None:
-        known = ", ".join(self._signature.parameters) or "none"
-        msg = f"name {shown(self._template)} has {what}; its parameters are: {known}; write {{{{ }}}} for braces"
-        raise ConfigurationError(msg) from error
+        msg = f"name {shown(self._template)} has {problem}; write {{{{ }}}} for braces"
+        raise ConfigurationError(msg)
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LockName:
         """
@@ -84,7 +68,7 @@ class NameTemplate:
         bound = self._bind(args, kwargs)
         bound.apply_defaults()
         try:
-            return LockName(_FORMATTER.vformat(self._template, (), bound.arguments), self._template)
+            return LockName(self._template.format(**bound.arguments), self._template)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = f"name {shown(self._template)} cannot be filled in from this call: {shown(error)}"
             raise ConfigurationError(msg) from error

@@ -26,7 +26,7 @@ from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces
-from fencing_sdk.events import Acquiring, Event, NotAcquired
+from fencing_sdk.events import Event, NotAcquired
 
 TTL, VALID = 10.0, 7.9
 UNAVAILABLE = BackendUnavailableError("Store", "acquire")
@@ -130,27 +130,6 @@ def every(seconds: float):
 
 
 @in_virtual_time
-async def test_a_grant_counts_from_the_sending_of_its_request():
-    async with desk(ScriptedStore((1.5, Grant(34)))) as d:
-        won = await d.run()
-        assert won.grant == Grant(34)
-        assert won.sent_at == 1000.0
-        assert won.waited == 1.5
-        assert won.unanswered_calls == ()
-        assert [type(event) for event in d.events] == [Acquiring]
-        await settle()
-        assert d.store.released == []
-
-
-@in_virtual_time
-async def test_retries_of_one_acquisition_have_one_owner_and_two_acquisitions_have_two():
-    async with desk(ScriptedStore(UNAVAILABLE, Busy(0.1), UNAVAILABLE, Grant(34))) as d:
-        won = await d.run()
-        assert set(d.store.owners) == {won.claim.owner}
-        assert (await d.run()).claim.owner != won.claim.owner
-
-
-@in_virtual_time
 async def test_a_grant_that_restarts_the_ttl_counts_from_its_own_request():
     async with desk(ScriptedStore(UNAVAILABLE, (0.5, Grant(34))), backoff=every(1)) as d:
         won = await d.run()
@@ -176,46 +155,11 @@ async def test_a_repeated_grant_whose_first_request_is_too_old_is_not_used():
         assert d.store.released[0] == (round(VALID + 0.1, 6), d.store.owners[0])
 
 
-@in_virtual_time
-async def test_a_grant_that_came_after_its_deadline_is_released_and_asked_for_again():
-    class Sleepy(ScriptedStore):
-        async def acquire(self, claim):
-            grant = await super().acquire(claim)
-            if len(self.asked) == 1:
-                block(VALID + 0.5)  # the machine was suspended between request and answer
-            return grant
-
-    async with desk(Sleepy(Grant(34), Grant(35))) as d:
-        won = await d.run()
-        assert won.grant == Grant(35)
-        assert d.store.owners[0] != won.claim.owner
-        assert d.store.released == [(VALID + 0.5, d.store.owners[0])]
-        assert d.abandoned == 1
-
-
-@pytest.mark.parametrize("token", [True, -1, 2**53, "34", None, 34.0], ids=repr)
-@in_virtual_time
-async def test_a_grant_without_a_proper_token_is_refused_and_released(token):
-    async with desk(ScriptedStore(Grant(token))) as d:
-        with pytest.raises(BackendRefusedError, match="token"):
-            await d.run()
-        await settle()
-        assert [owner for _, owner in d.store.released] == d.store.owners
-
-
 @pytest.mark.parametrize("token", [0, 2**53 - 1])
 @in_virtual_time
 async def test_the_smallest_and_the_largest_token_are_tokens(token):
     async with desk(ScriptedStore(Grant(token))) as d:
         assert (await d.run()).grant.token == token
-
-
-@in_virtual_time
-async def test_a_store_that_grants_less_is_believed():
-    async with desk(ScriptedStore(Grant(34, ttl=9.0))) as d:
-        won = await d.run()
-        assert won.timing.ttl == 9.0
-        assert won.timing.deadline(0.0) == pytest.approx(9 * 0.99 - 9 / 5)
 
 
 @in_virtual_time
@@ -225,16 +169,6 @@ async def test_a_grant_too_short_for_the_heartbeat_that_was_set_is_refused_and_r
             await d.run()
         await settle()
         assert len(d.store.released) == 1
-
-
-@in_virtual_time
-async def test_asked_once_it_tells_how_long_the_holder_has_left():
-    async with desk(ScriptedStore(Busy(4.2)), wait=0.0) as d:
-        with pytest.raises(LockHeldError) as held:
-            await d.run()
-        assert held.value.retry_after == 4.2
-        assert len(d.store.asked) == 1
-        assert d.abandoned == 0
 
 
 @in_virtual_time
@@ -280,14 +214,6 @@ async def test_a_store_that_answers_now_and_then_is_not_silent():
     async with desk(ScriptedStore(*script * 4, Grant(34)), backoff=every(1.0)) as d:
         await d.run()
         assert now() > 2 * TTL
-
-
-@in_virtual_time
-async def test_an_attempt_is_bounded_although_the_store_hangs():
-    async with desk(ScriptedStore((3600, Grant(34)), Grant(35))) as d:
-        won = await d.run()
-        assert won.grant == Grant(35)
-        assert VALID / 2 <= now() < VALID / 2 + 0.2
 
 
 @in_virtual_time
@@ -409,20 +335,6 @@ async def test_a_line_that_breaks_is_joined_again():
 
 
 @in_virtual_time
-async def test_giving_up_leaves_the_line():
-    async with desk(StoreWithLine(Busy(3600.0))) as d:
-        task = asyncio.create_task(d.run())
-        await asyncio.sleep(1.0)
-        assert len(d.store.standing) == 1
-        task.cancel()
-        await asyncio.wait((task,))
-        await settle()
-        assert d.store.standing == []
-        assert d.abandoned == 0
-        assert d.store.released == [], "every attempt had its answer"
-
-
-@in_virtual_time
 async def test_giving_up_before_the_line_was_joined_leaves_it_too():
     async with desk(StoreWithLine(Busy(3600.0))) as d:
         task = asyncio.create_task(d.run())
@@ -434,47 +346,12 @@ async def test_giving_up_before_the_line_was_joined_leaves_it_too():
 
 
 @in_virtual_time
-async def test_giving_up_while_a_request_is_away_releases_at_once_and_again_after_its_answer():
-    async with desk(ScriptedStore((1.0, Grant(34)))) as d:
-        task = asyncio.create_task(d.run())
-        await asyncio.sleep(0.25)
-        task.cancel()
-        await asyncio.wait((task,))
-        assert now() == 0.25
-        await asyncio.sleep(2)
-        assert d.store.released == [(0.25, d.store.owners[0]), (1.0, d.store.owners[0])]
-        assert d.abandoned == 1
-
-
-@in_virtual_time
-async def test_giving_up_after_a_lost_answer_releases():
-    async with desk(ScriptedStore(UNAVAILABLE), backoff=every(3)) as d:
-        task = asyncio.create_task(d.run())
-        await asyncio.sleep(1)
-        task.cancel()
-        await asyncio.wait((task,))
-        await settle()
-        assert d.store.released == [(1.0, d.store.owners[0])]
-        assert d.abandoned == 1
-
-
-@in_virtual_time
 async def test_a_drivers_own_error_leaves_and_what_it_may_have_done_is_released():
     async with desk(ScriptedStore(ZeroDivisionError())) as d:
         with pytest.raises(ZeroDivisionError):
             await d.run()
         await settle()
         assert len(d.store.released) == 1
-
-
-@in_virtual_time
-async def test_a_refusal_is_definite_so_nothing_is_released():
-    async with desk(ScriptedStore(BackendRefusedError("Store", "acquire"))) as d:
-        with pytest.raises(BackendRefusedError):
-            await d.run()
-        await settle()
-        assert d.store.released == []
-        assert d.abandoned == 0
 
 
 @pytest.mark.parametrize(
@@ -664,17 +541,6 @@ async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
         d.store.notify(Grant(34), 0.5)
         won = await acquiring
         assert (won.sent_at, len(won.unanswered_calls), d.store.times) == (1030.5, 1, [0.0, 30.0])
-
-
-@in_virtual_time
-async def test_a_waiter_is_woken_by_the_closing_of_its_client():
-    async with desk(StoreThatHandsOver(Busy(5.0))) as d:
-        acquiring = asyncio.ensure_future(d.run())
-        await asyncio.sleep(30)
-        await d.store_calls.aclose(1.0)
-        with pytest.raises(UsageError, match="closed"):
-            await acquiring
-        assert now() < 31
 
 
 @in_virtual_time

@@ -16,7 +16,6 @@ from inside import LoopClock, on_clock
 from virtual_time import block, in_virtual_time, settle
 
 from fencing_sdk import (
-    AcquireError,
     BackendRefusedError,
     BackendUnavailableError,
     Lease,
@@ -88,31 +87,6 @@ async def held_by_another(store: Store, name: str = "a") -> AsyncIterator[None]:
 
 
 NOT_ACQUIRED: Sequence[str] = ["acquiring", "not_acquired"]
-
-
-@pytest.mark.parametrize("call", ["enter", "acquire", "try_acquire"])
-@in_virtual_time
-async def test_a_lock_that_is_asked_for_once_and_held_is_told(call):
-    store = Store()
-    async with opened(store) as (locks, heard), held_by_another(store):
-        lock = locks.lock("a", wait=0)
-        if call == "try_acquire":
-            assert await lock.try_acquire() is None
-        else:
-            with pytest.raises(AcquireError):
-                await (lock.acquire() if call == "acquire" else lock.__aenter__())
-        assert heard.kinds() == [NOT_ACQUIRED]
-        assert heard.ends() == [(NotAcquiredReason.HELD, 0.0, 0)]
-
-
-@in_virtual_time
-async def test_a_wait_that_is_over_is_told():
-    store = Store()
-    async with opened(store) as (locks, heard), held_by_another(store):
-        with pytest.raises(TimeoutError):
-            await locks.lock("a", wait=3).acquire()
-        assert heard.kinds() == [NOT_ACQUIRED]
-        assert heard.ends() == [(NotAcquiredReason.TIMED_OUT, 3.0, 0)]
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -211,18 +185,6 @@ async def test_a_wait_that_the_closing_of_its_client_ends_is_told(waits):
 
 HELD: Sequence[str] = ["acquiring", "acquired", "released"]
 LOST: Sequence[str] = ["acquiring", "acquired", "lost", "released"]
-
-
-@in_virtual_time
-async def test_a_handle_of_a_client_that_is_closed_ends_once():
-    store = Store()
-    async with opened(store) as (locks, heard):
-        lease = await locks.lock("a").acquire()
-        await locks.aclose()
-        assert heard.kinds() == [LOST]
-        assert heard.released() == [True]
-        await lease.release()
-        assert heard.kinds() == [LOST]
 
 
 @in_virtual_time

@@ -546,15 +546,6 @@ def test_forgetting_the_parentheses_of_the_decorator_is_noticed_at_once():
         async def book() -> None: ...
 
 
-@pytest.mark.parametrize("name", ["{}", "}", "{", "{0}", "{seat", "{row}", "{seat!z}", "{seat[0]x}", "{seat:{row}}"])
-def test_a_malformed_template_is_refused_when_it_decorates(name):
-    client = LockClient(MemoryBackend())
-
-    async def book(seat: int) -> None: ...
-
-    refuse(lambda: client.locking(name)(book), "name")
-
-
 async def test_arguments_that_make_a_bad_name_send_nothing():
     store = Unasked()
     ran = []
@@ -574,20 +565,6 @@ def test_namespace_and_name_together_have_the_limit_of_a_name():
     client = LockClient(MemoryBackend(), namespace="n" * 500)
     assert client.lock("a" * 11)
     refuse(lambda: client.lock("a" * 12), "namespace:name")
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"ttl": 10, "safety_buffer": 9.9}, "safety_buffer=9.9 leaves nothing of ttl=10"),
-        ({"ttl": 10, "heartbeat_interval": 2.7}, "heartbeat_interval=2.7 .* make it at most 2.6333"),
-        ({"ttl": 10, "safety_buffer": 5, "heartbeat_interval": 2}, "heartbeat_interval=2 .* make it at most 1.6333"),
-    ],
-)
-def test_numbers_that_do_not_fit_together_say_which_to_change(options, complaint):
-    client = LockClient(MemoryBackend())
-    with pytest.raises(ConfigurationError, match=rf"^{complaint}"):
-        client.lock("seats/42", **options)
 
 
 class Seat(enum.IntEnum):
@@ -662,11 +639,3 @@ async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
 async def test_an_odd_client_that_makes_sense_is_accepted_and_works(options):
     async with LockClient(MemoryBackend(), **options) as client, client.lock("seats/42") as lease:
         assert lease.token
-
-
-def test_describing_a_lock_sends_nothing_and_needs_no_loop():
-    store = Unasked()
-    client = LockClient(store)
-    for options in GOOD:
-        client.lock(**({"name": "seats/42"} | options))
-    assert store.requests == []

@@ -8,13 +8,11 @@ import pytest
 import redis.asyncio
 from kazoo.client import KazooClient
 
-import fencing_sdk
 from fencing_sdk import (
     BackendUnavailableError,
     ConfigurationError,
     LeaseLostError,
     LockClient,
-    LossReason,
     UsageError,
     connect,
     sync,
@@ -100,12 +98,6 @@ async def test_a_clients_text_shows_its_state_and_no_url():
     assert repr(locks) == "<LockClient on MemoryBackend, closed>"
 
 
-async def test_entering_gives_the_client_itself():
-    locks = connect("memory://")
-    async with locks as entered:
-        assert entered is locks
-
-
 async def test_a_client_is_entered_and_left_by_different_tasks():
     locks = connect("memory://")
     await asyncio.create_task(locks.__aenter__())
@@ -116,36 +108,12 @@ async def test_a_client_is_entered_and_left_by_different_tasks():
         await locks.lock("a").acquire()
 
 
-async def test_the_errors_of_its_body_leave_a_client_as_they_are():
-    mine = ValueError("mine")
-    with pytest.raises(ValueError) as left:
-        async with connect("memory://"):
-            raise mine
-    assert left.value is mine
-
-
 async def test_closing_twice_and_closing_what_was_never_open_does_nothing():
     locks = connect("memory://")
     await locks.aclose()
     async with locks:
         pass
     await locks.aclose()
-
-
-async def test_a_client_is_opened_again_after_it_was_closed():
-    locks = connect("memory://", tokens="counter")
-    lock = locks.lock("a")
-    for token in (1, 2):
-        async with locks, lock as lease:
-            assert lease.token == token
-
-
-async def test_closing_releases_what_is_held_and_tells_the_holders():
-    store = MemoryBackend()
-    async with LockClient(store) as locks:
-        plain = await locks.lock("a").acquire()
-    assert plain.lost_reason is LossReason.CLOSED
-    assert await store.inspect("a") is None
 
 
 async def test_a_store_that_fails_does_not_replace_the_error_of_the_body():
@@ -248,34 +216,10 @@ async def test_errors_and_events_speak_of_the_users_name_without_the_namespace()
     assert {event.name for event in events} == {"seats"}
 
 
-async def test_two_clients_on_one_store_exclude_each_other():
-    store = MemoryBackend()
-    async with LockClient(store) as one, LockClient(store) as two, one.lock("a") as lease:
-        assert await two.lock("a").try_acquire() is None
-        assert (await two.inspect("a")).id == lease.holder
-
-
 async def test_inspecting_a_store_that_does_not_answer_is_an_error_and_not_a_free_lock(stage):
     stage.network.fail("inspect")
     with pytest.raises(BackendUnavailableError):
         await stage.client.inspect("a")
-
-
-async def test_every_observer_is_told_and_one_that_raises_harms_nobody(caplog):
-    heard = []
-
-    def broken(event):
-        raise RuntimeError("observer")
-
-    async with LockClient(MemoryBackend(), observers=[broken, heard.append]) as locks, locks.lock("a") as lease:
-        assert lease.held
-    assert [event.kind for event in heard] == ["acquiring", "acquired", "released"]
-    assert "observer" in caplog.text
-
-
-def test_the_front_door_calls_its_things_by_their_public_names():
-    assert fencing_sdk.connect is connect
-    assert fencing_sdk.LockClient is LockClient
 
 
 # One backend in two event loops.
@@ -355,13 +299,6 @@ async def test_a_client_counts_one_lease_and_two_leases():
         assert repr(locks).endswith("open, 1 lease>")
         async with locks.lock("b"):
             assert repr(locks).endswith("open, 2 leases>")
-
-
-@pytest.mark.parametrize("world", [connect, sync.connect])
-@pytest.mark.parametrize("call", ["lock", "semaphore", "rwlock", "revoke", "holders"])
-def test_a_missing_argument_is_told_of_the_class_that_the_caller_knows(world, call):
-    with pytest.raises(TypeError, match=rf"^LockClient\.{call}\(\) missing "):
-        getattr(world("memory://"), call)()
 
 
 async def test_a_fence_is_named_like_the_lock_without_its_namespace():

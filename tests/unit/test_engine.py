@@ -8,7 +8,6 @@ import gc
 import threading
 from collections.abc import AsyncIterator
 
-import anyio
 import pytest
 import tenacity
 from inside import BootClock, LoopClock, state_of
@@ -192,32 +191,6 @@ async def test_notices_stop_with_the_engine():
 
 
 @in_virtual_time
-async def test_fences_are_raised_in_order_and_before_anybody_gets_the_lease():
-    first, second = Guard(delay=0.5), Guard()
-    async with house() as h:
-        lease = await h.hold(fences=[(first, None), (second, "elsewhere")])
-        assert now() == 0.5
-        assert first.raised == [("a", lease.token)]
-        assert second.raised == [("elsewhere", lease.token)]
-        assert [(event.resource, event.token) for event in h.of(FenceRaised)] == [
-            ("a", lease.token),
-            ("elsewhere", lease.token),
-        ]
-        await lease.release()
-
-
-@in_virtual_time
-async def test_a_fence_that_refuses_gives_the_lock_back():
-    refusal = StaleTokenError("a", 1, 2)
-    async with house() as h:
-        with pytest.raises(StaleTokenError):
-            await h.hold(fences=[(Guard(error=refusal), None)])
-        assert await h.free()
-        assert h.of(StaleRejected)[0].fence == 2
-        assert len(h.of(Released)) == 1
-
-
-@in_virtual_time
 async def test_a_fence_that_hangs_is_waited_for_as_long_as_the_lease_was_granted():
     async with house() as h:
         with pytest.raises(BackendUnavailableError, match=r"Guard: raise_to failed: no answer within 7\.9 s"):
@@ -347,21 +320,6 @@ async def test_without_a_guard_of_its_own_a_store_is_asked_as_ever():
 
 
 @in_virtual_time
-async def test_a_release_holds_up_its_caller_for_a_bounded_time_and_goes_on_behind():
-    async with house() as h:
-        lease = await h.hold(ttl=60)
-        h.store.hang("release", times=2)
-        began = now()
-        await lease.release()
-        assert now() - began == pytest.approx(RELEASE_LIMIT)
-        assert [event.confirmed for event in h.of(Released)] == [False]
-        assert not await h.free()
-        await asyncio.sleep(5)
-        assert await h.free()
-        assert h.store.count("release") == 3
-
-
-@in_virtual_time
 async def test_the_release_of_a_short_lease_holds_up_even_less():
     async with house() as h:
         lease = await h.hold(ttl=1.0)
@@ -369,60 +327,6 @@ async def test_the_release_of_a_short_lease_holds_up_even_less():
         began = now()
         await lease.release()
         assert now() - began <= 0.79 / 2 + 0.001
-
-
-@in_virtual_time
-async def test_a_cancelled_release_is_finished_and_stays_cancelled():
-    async with house() as h:
-        lease = await h.hold()
-        h.store.delay("release", 1.0)
-        task = asyncio.create_task(lease.release())
-        for _ in range(3):
-            await asyncio.sleep(0.2)
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert now() == 1.0
-        assert await h.free()
-        assert [event.confirmed for event in h.of(Released)] == [True]
-
-
-@in_virtual_time
-async def test_a_release_under_a_cancelled_scope_is_finished():
-    async with house() as h:
-        lease = await h.hold()
-        h.store.delay("release", 1.0)
-        with anyio.move_on_after(0.2) as scope:
-            await lease.release()
-            await asyncio.sleep(1)
-        assert scope.cancelled_caught
-        assert now() == 1.0
-        assert await h.free()
-
-
-@in_virtual_time
-async def test_nothing_is_renewed_once_the_release_has_begun():
-    async with house() as h:
-        lease = await h.hold()
-        h.store.hang("release")
-        await asyncio.sleep(INTERVAL - 0.5)
-        await lease.release()
-        await asyncio.sleep(3 * INTERVAL)
-        assert h.store.count("renew") == 0
-
-
-@in_virtual_time
-async def test_a_lost_lease_is_released_all_the_same():
-    """It may be the answer that was lost: the lock would stay blocked for a ttl."""
-    async with house() as h:
-        lease = await h.hold()
-        h.store.lose_reply("renew")
-        await lease.wait_lost()
-        assert not await h.free()
-        await lease.release()
-        await settle()
-        assert await h.free()
-        assert lease.lost_reason is LossReason.EXPIRED
 
 
 @in_virtual_time
@@ -540,22 +444,6 @@ async def test_a_grant_that_arrives_while_the_client_closes_is_released():
 
 
 @in_virtual_time
-async def test_closing_loses_every_lease_and_gives_it_back():
-    async with house() as h:
-        leases = [await h.hold(name) for name in "abc"]
-        waiting = asyncio.create_task(leases[0].wait_lost())
-        await settle()
-        await h.engine.aclose()
-        assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
-        assert await waiting is LossReason.CLOSED
-        assert [await h.free(name) for name in "abc"] == [True] * 3
-        assert len(h.of(Lost)) == 3
-        for lease in leases:
-            await lease.release()
-        assert h.store.count("release") == 3
-
-
-@in_virtual_time
 async def test_closing_is_bounded_however_silent_the_store():
     async with house() as h:
         held = await h.hold()
@@ -587,14 +475,6 @@ async def test_the_text_of_a_drivers_error_behind_a_closing_that_failed_is_not_l
         h.store.closing_error.__cause__ = OSError("cannot reach vault://admin:hunter2@host")
     assert "closing the backend failed: Store: close failed: no connection" in caplog.text
     assert "hunter2" not in caplog.text
-
-
-@in_virtual_time
-async def test_closing_twice_closes_once():
-    async with house() as h:
-        await h.engine.aclose()
-        await h.engine.aclose()
-    assert h.store.closed == 1
 
 
 @in_virtual_time
@@ -729,21 +609,6 @@ async def without_collector() -> AsyncIterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@in_virtual_time
-async def test_an_acquisition_that_is_given_up_is_told():
-    async with house() as h:
-        h.store.hang("acquire")
-        task = asyncio.create_task(h.hold())
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert h.kinds() == ["acquiring", "not_acquired"]
-        assert [(event.reason, event.waited, event.unanswered) for event in h.of(NotAcquired)] == [
-            (NotAcquiredReason.CANCELLED, 1.0, 1)
-        ]
 
 
 @in_virtual_time

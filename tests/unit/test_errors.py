@@ -16,11 +16,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fencing_sdk import errors, testing
-from fencing_sdk._values.tasks import cancel_and_wait, retrieve
+from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.errors import (
     AcquireCancelledError,
     AcquireError,
@@ -233,39 +231,12 @@ def test_what_a_store_said_cannot_break_the_line(detail):
     assert text.startswith("MemoryBackend: acquire failed: ")
 
 
-def test_the_repr_of_an_error_shows_all_it_was_made_from():
-    assert repr(LockHeldError("a", 0.5, 7.5)) == "LockHeldError('a', 0.5, 7.5)"
-    assert repr(AcquireTimeoutError("a", 0.5)) == "AcquireTimeoutError('a', 0.5)"
-    assert repr(BackendError("B", "renew", "away")) == "BackendError('B', 'renew', 'away')"
-
-
-def test_a_timeout_is_what_timeouts_are_caught_as():
-    error = AcquireTimeoutError("seats/42", 5.0)
-    assert isinstance(error, TimeoutError)
-    assert (error.errno, error.strerror, error.filename) == (None, None, None)
-
-
 def test_builtin_bases_catch_what_they_should():
     assert issubclass(ConfigurationError, ValueError)
     assert issubclass(NoLeaseError, LookupError)
     assert issubclass(UsageError, RuntimeError)
     assert not issubclass(LeaseLostError, TimeoutError)
     assert not issubclass(FencingError, (ValueError, RuntimeError, OSError))
-
-
-def test_a_loss_is_known_by_the_word_of_its_reason():
-    assert [reason.value for reason in LossReason] == [
-        "expired",
-        "refused",
-        "taken_over",
-        "revoked",
-        "stalled",
-        "closed",
-        "drained",
-    ]
-    assert json.dumps(LossReason.TAKEN_OVER) == '"taken_over"'
-    assert pickle.loads(pickle.dumps(LossReason.STALLED)) is LossReason.STALLED
-    assert str(LeaseLostError("a", 1, "expired")) == str(LeaseLostError("a", 1, LossReason.EXPIRED))
 
 
 class Broken:
@@ -289,13 +260,6 @@ def test_whatever_is_shown_is_short_printable_ascii(thing):
     assert text.isascii()
     assert text.isprintable()
     assert len(text) <= 84
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.text(max_size=60))
-def test_a_short_text_is_shown_whole(text):
-    if len(ascii(text)) <= 80:
-        assert shown(text) == ascii(text)
 
 
 def test_a_cut_text_says_that_it_was_cut():
@@ -325,60 +289,6 @@ async def test_an_outcome_that_was_retrieved_is_not_reported(reported: list[str]
     del task
     gc.collect()
     assert not reported
-
-
-async def test_without_it_the_loop_reports_the_error(reported: list[str]):
-    task = asyncio.ensure_future(fail())
-    await asyncio.wait((task,))
-    del task
-    gc.collect()
-    assert reported == ["Task exception was never retrieved"]
-
-
-async def test_a_cancelled_future_has_no_outcome_to_retrieve():
-    future = asyncio.get_running_loop().create_future()
-    future.cancel()
-    retrieve(future)
-
-
-async def test_a_task_is_cancelled_and_has_ended_afterwards():
-    task = asyncio.ensure_future(asyncio.Event().wait())
-    await asyncio.sleep(0)
-    await cancel_and_wait(task)
-    assert task.cancelled()
-
-
-async def test_an_error_of_the_cancelled_task_is_dropped(reported: list[str]):
-    async def fail_when_cancelled() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise ValueError
-
-    task = asyncio.ensure_future(fail_when_cancelled())
-    await asyncio.sleep(0)
-    await cancel_and_wait(task)
-    del task
-    gc.collect()
-    assert not reported
-
-
-async def test_a_task_that_ignores_its_cancellation_is_waited_for_no_longer_than_the_limit():
-    leave = asyncio.Event()
-
-    async def ignore_cancellation() -> None:
-        while not leave.is_set():
-            try:
-                await leave.wait()
-            except asyncio.CancelledError:
-                continue
-
-    task = asyncio.ensure_future(ignore_cancellation())
-    await asyncio.sleep(0)
-    await cancel_and_wait(task, limit=0.01)
-    assert not task.done()
-    leave.set()
-    await task
 
 
 # `fencing_sdk.testing` costs nothing until a name is asked for, and says what is missing.

@@ -6,11 +6,10 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal, SupportsListing, SupportsRevoking, SupportsShares
+from fencing_sdk.abc import Claim, Grant, SupportsListing, SupportsRevoking, SupportsShares
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
@@ -61,19 +60,6 @@ def store():
 @pytest.fixture
 def backend(store):
     return FaultyBackend(store)
-
-
-async def test_without_faults_every_call_and_every_answer_passes(backend, store):
-    claim = Claim("a", 60, label="batch")
-    grant = await backend.acquire(claim)
-    assert isinstance(grant, Grant)
-    assert isinstance(await backend.acquire(Claim("a", 60)), Busy)
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
-    assert (await backend.inspect("a")).token == grant.token
-    await backend.release(claim)
-    assert await backend.inspect("a") is None
-    await backend.aclose()
-    assert store.closed
 
 
 async def test_calls_are_listed_in_order_whatever_became_of_them(backend):
@@ -172,25 +158,6 @@ async def test_a_stubborn_call_ignores_every_cancellation_until_its_time_is_over
     assert isinstance(await call, Grant)
 
 
-async def test_a_fault_of_one_operation_leaves_the_others_alone(backend):
-    backend.fail("renew")
-    claim = Claim("a", 60)
-    await backend.acquire(claim)
-    await backend.release(claim)
-    assert await backend.inspect("a") is None
-
-
-async def test_healing_one_operation_leaves_the_faults_of_others(backend):
-    backend.fail("renew")
-    backend.fail("inspect")
-    backend.heal("renew")
-    assert await backend.renew([]) == []
-    with pytest.raises(BackendUnavailableError):
-        await backend.inspect("a")
-    backend.heal()
-    assert await backend.inspect("a") is None
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -272,11 +239,6 @@ class Faults(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "runner"):
             self.runner.close()
-
-
-def test_each_call_meets_the_first_fault_that_is_not_used_up():
-    checked = settings(max_examples=50, stateful_step_count=30, deadline=None, database=None, derandomize=True)
-    run_state_machine_as_test(Faults, settings=checked)
 
 
 async def test_permits_readers_lists_and_revocations_of_the_store_are_passed_on():

@@ -11,7 +11,7 @@ import pytest
 from inside import LoopClock
 from virtual_time import block, in_virtual_time, now, settle
 
-from fencing_sdk import BackendRefusedError, BackendUnavailableError, Lease, LeaseLostError, LossReason
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError, LossReason
 from fencing_sdk._engine.heartbeat import BATCH, Heartbeat, LeaseGroup
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._lease_state import LeaseState
@@ -112,18 +112,6 @@ async def test_a_lease_is_renewed_every_interval_from_the_moment_it_was_asked_fo
 
 
 @in_virtual_time
-async def test_the_deadline_counts_from_the_sending_of_the_renewal_not_from_its_answer():
-    async with Bench() as bench:
-        bench.store.delay = 1.5
-        lease = bench.lease()
-        await asyncio.sleep(INTERVAL + 1.5 + 0.01)
-        assert round(lease.deadline - 1000, 6) == INTERVAL + VALID
-        renewed = bench.of(Renewed)[0]
-        assert round(renewed.spare, 6) == VALID - INTERVAL - 1.5
-        await bench.release(lease)
-
-
-@in_virtual_time
 async def test_beats_that_lie_close_together_share_a_call_from_then_on():
     async with Bench() as bench:
         leases = []
@@ -180,39 +168,6 @@ async def test_a_call_renews_a_thousand_claims_at_most():
         assert [len(names) for _, names in bench.store.calls] == [BATCH, BATCH, 500]
         for lease in leases:
             await bench.release(lease)
-
-
-@in_virtual_time
-async def test_a_released_lease_is_not_renewed_and_its_answer_on_the_way_changes_nothing():
-    async with Bench() as bench:
-        lease = bench.lease()
-        bench.store.delay = 0.5
-        await asyncio.sleep(INTERVAL + 0.1)
-        deadline = lease.deadline
-        await bench.release(lease)
-        await asyncio.sleep(20)
-        assert bench.store.times == [2.0]
-        assert lease.deadline == deadline
-        assert bench.events == []
-        assert len(bench.heartbeat) == 0
-
-
-@in_virtual_time
-async def test_a_renewal_without_an_answer_is_tried_again_until_the_deadline():
-    async with Bench() as bench:
-        bench.store.failure = BackendUnavailableError("Store", "renew")
-        lease = bench.lease()
-        assert await lease.wait_lost() is LossReason.EXPIRED
-        assert abs(now() - VALID) < 1e-6
-        assert bench.store.times[0] == INTERVAL
-        pauses = [later - earlier for earlier, later in itertools.pairwise(bench.store.times)]
-        assert len(pauses) > 10
-        assert all(INTERVAL / 64 - 1e-6 <= pause <= INTERVAL / 4 + 1e-6 for pause in pauses)
-        assert len(set(pauses)) > 5, "with jitter, lest all clients of a store come back at once"
-        failed = bench.of(RenewalFailed)
-        assert len(failed) == len(bench.store.calls)
-        assert "BackendUnavailableError" in failed[0].error
-        assert round(failed[0].remaining, 6) == VALID - INTERVAL
 
 
 @in_virtual_time
@@ -292,18 +247,6 @@ async def test_a_call_that_hangs_is_ended_in_time_for_a_second_attempt():
 
 
 @in_virtual_time
-async def test_a_lease_whose_renewals_hang_recovers_with_the_store():
-    async with Bench() as bench:
-        bench.store.delay = 3600
-        lease = bench.lease()
-        await asyncio.sleep(INTERVAL + 0.1)
-        bench.store.delay = 0
-        await asyncio.sleep(10)
-        assert lease.held
-        await bench.release(lease)
-
-
-@in_virtual_time
 async def test_a_slow_answer_comes_too_late_for_one_lease_and_in_time_for_another():
     async with Bench() as bench:
         bench.store.delay = 1.5
@@ -341,29 +284,6 @@ async def test_an_answer_that_waited_while_the_loop_was_blocked_revives_nothing(
                 await renewing
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [(Renewal.REFUSED, LossReason.REFUSED), (Renewal.TAKEN_OVER, LossReason.TAKEN_OVER)],
-)
-@in_virtual_time
-async def test_a_definite_no_ends_one_lease_at_once(outcome, reason):
-    async with Bench() as bench:
-        gone, stays, unknown = bench.lease("gone"), bench.lease("stays"), bench.lease("unknown")
-        bench.store.outcomes = {"gone": outcome, "unknown": Renewal.UNKNOWN}
-        assert await gone.wait_lost() is reason
-        assert round(now(), 6) == INTERVAL
-        assert [(event.name, event.reason) for event in bench.of(Lost)] == [("gone", reason)]
-        assert stays.held
-        assert left(stays) == VALID
-        assert unknown.held
-        assert left(unknown) == VALID - INTERVAL
-        await asyncio.sleep(1)
-        assert "gone" not in {name for _, names in bench.store.calls[1:] for name in names}
-        assert ("unknown",) in {names for _, names in bench.store.calls[1:]}
-        await bench.release(stays)
-        await bench.release(unknown)
-
-
 @in_virtual_time
 async def test_the_end_of_a_lease_is_told_although_its_renewal_is_still_away():
     async with Bench() as bench:
@@ -372,15 +292,6 @@ async def test_the_end_of_a_lease_is_told_although_its_renewal_is_still_away():
         assert await lease.wait_lost() is LossReason.EXPIRED
         assert round(now(), 6) == 0.5
         assert [event.reason for event in bench.of(Lost)] == [LossReason.EXPIRED]
-
-
-@in_virtual_time
-async def test_a_held_lease_is_ended_by_its_max_hold_and_not_renewed_beyond_it():
-    async with Bench() as bench:
-        lease = bench.lease(max_hold=9.0)
-        assert await lease.wait_lost() is LossReason.EXPIRED
-        assert round(now(), 6) == 9.0
-        assert bench.store.times == [2.0], "the first renewal reaches max_hold, a second one could not help"
 
 
 @in_virtual_time
@@ -404,17 +315,6 @@ async def test_a_handle_that_may_be_held_for_less_than_an_interval_ends_in_time(
 
 
 @in_virtual_time
-async def test_the_heartbeat_keeps_nobody_alive_that_its_holder_has_dropped():
-    async with Bench() as bench:
-        handle = Lease(bench.lease())
-        with pytest.warns(ResourceWarning, match="dropped without release"):
-            del handle
-        await asyncio.sleep(20)
-        assert bench.store.calls == []
-        assert len(bench.heartbeat) == 0
-
-
-@in_virtual_time
 async def test_a_failure_of_the_heartbeat_loses_every_lease_and_is_remembered(monkeypatch):
     async with Bench() as bench:
         leases = [bench.lease(name) for name in "abc"]
@@ -427,52 +327,6 @@ async def test_a_failure_of_the_heartbeat_loses_every_lease_and_is_remembered(mo
         assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
         assert [event.reason for event in bench.of(Lost)] == [LossReason.CLOSED] * 3
         assert isinstance(bench.heartbeat.failure, ZeroDivisionError)
-
-
-@in_virtual_time
-async def test_a_cancelled_heartbeat_loses_every_lease():
-    async with Bench() as bench:
-        lease = bench.lease()
-        await settle()
-        bench.task.cancel()
-        await asyncio.wait((bench.task,))
-        assert lease.lost_reason is LossReason.CLOSED
-        assert isinstance(bench.heartbeat.failure, asyncio.CancelledError)
-
-
-@in_virtual_time
-async def test_losing_all_tells_every_holder():
-    async with Bench() as bench:
-        leases = [bench.lease(name) for name in "abc"]
-        bench.heartbeat.lose_all(LossReason.CLOSED)
-        assert [lease.lost_reason for lease in leases] == [LossReason.CLOSED] * 3
-        assert len(bench.heartbeat) == 0
-
-
-@in_virtual_time
-async def test_a_blocked_loop_is_told_with_how_late_it_was():
-    async with Bench() as bench:
-        lease = bench.lease()
-        await asyncio.sleep(1)
-        block(3)
-        await settle()
-        assert round(bench.of(RenewalLate)[0].late, 6) == 2.0
-        assert lease.held
-        assert left(lease) == VALID
-        await bench.release(lease)
-
-
-@in_virtual_time
-async def test_a_loop_that_was_blocked_past_the_deadline_is_told_as_stalled():
-    async with Bench() as bench:
-        lease = bench.lease()
-        await asyncio.sleep(1)
-        block(10)
-        assert await lease.wait_lost() is LossReason.STALLED
-        await settle()
-        assert bench.store.calls == [], "a lease that is over is not renewed"
-        assert [event.late for event in bench.of(RenewalLate)] == [pytest.approx(9.0)]
-        assert len(bench.of(Lost)) == 1
 
 
 @in_virtual_time
@@ -518,16 +372,6 @@ async def test_a_loop_that_was_blocked_while_a_renewal_was_away_is_told_as_stall
         assert await lease.wait_lost() is LossReason.STALLED
         await settle()
         assert bench.of(RenewalLate)[0].late > 0
-
-
-@in_virtual_time
-async def test_renewing_now_moves_the_deadline():
-    async with Bench() as bench:
-        lease = bench.lease()
-        await asyncio.sleep(1)
-        await bench.renew(lease)
-        assert left(lease) == VALID
-        await bench.release(lease)
 
 
 @in_virtual_time
@@ -577,19 +421,6 @@ async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being
 
 
 @in_virtual_time
-async def test_an_observer_that_raises_stops_no_heartbeat():
-    async with Bench() as bench:
-        bench.heartbeat._report._observers = Observers([lambda _: 1 // 0])
-        lease = bench.lease()
-        bench.store.failure = BackendUnavailableError("Store", "renew")
-        await asyncio.sleep(INTERVAL + 0.5)
-        bench.store.failure = None
-        await asyncio.sleep(3 * VALID)
-        assert lease.held
-        await bench.release(lease)
-
-
-@in_virtual_time
 async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
     async with Bench() as bench:
         leases = [bench.lease(f"seats/{number}") for number in range(100)]
@@ -605,19 +436,6 @@ async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
         await bench.release(leases[0])
         assert not bench.heartbeat.leases
         assert len(bench.heartbeat._schedule) == 0
-
-
-@in_virtual_time
-async def test_what_is_left_of_one_batch_goes_into_the_next(monkeypatch):
-    monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
-    async with Bench() as bench:
-        leases = [bench.lease(f"seats/{number}") for number in range(4)]
-        await asyncio.sleep(0.2)  # too late to be one of them, and early enough to beat with them
-        leases += [bench.lease(f"seats/{number}") for number in range(4, 8)]
-        await asyncio.sleep(INTERVAL - 0.1)
-        assert [(at, len(names)) for at, names in bench.store.calls] == [(2.0, 5), (2.0, 3)]
-        for lease in leases:
-            await bench.release(lease)
 
 
 @in_virtual_time
@@ -713,13 +531,4 @@ async def test_leases_that_begin_together_share_a_timer_and_leave_none_behind(en
                 await bench.release(lease)
             else:
                 lease.lose(LossReason.REVOKED)
-        assert deadline_timers() == 0
-
-
-@in_virtual_time
-async def test_a_heartbeat_that_ends_leaves_no_timer_behind():
-    async with Bench() as bench:
-        await bench.release(bench.lease())
-        assert deadline_timers() == 1, "the next lease joins the group, and would set it again"
-        bench.heartbeat.lose_all(LossReason.CLOSED)
         assert deadline_timers() == 0

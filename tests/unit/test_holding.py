@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextvars import Context
 
 import pytest
 from inside import LoopClock, facts_about_command, held_here, label_of, on_clock, read_facts, say_kept
@@ -24,7 +23,6 @@ from fencing_sdk import (
     current_lease,
     current_token,
 )
-from fencing_sdk._lease import pop, push
 from fencing_sdk._values import reports
 from fencing_sdk._values.reports import say_ended
 from fencing_sdk.abc import Holder, Waiting
@@ -129,17 +127,6 @@ async def test_a_task_that_outlives_the_lock_of_its_parent_is_refused(locks):
         await task
 
 
-async def test_each_lock_of_several_counts(locks):
-    async with locks.lock("accounts/7"), locks.lock("accounts/8"):
-        assert await withdraw(7, 1) == await withdraw(8, 1) == (current_token("accounts/8"), 1), "the innermost"
-
-
-async def test_a_plain_handle_is_in_no_context(locks):
-    async with await locks.lock("accounts/7").acquire():
-        with pytest.raises(NoLeaseError):
-            await withdraw(7, 5)
-
-
 def test_a_function_that_reads_its_lease_stays_what_it_was():
     assert inspect.iscoroutinefunction(withdraw)
     assert not inspect.iscoroutinefunction(withdraw_at_once)
@@ -179,33 +166,6 @@ async def test_without_a_lock_there_is_no_lease_and_the_error_says_where_there_w
             ask("seats/42")
 
 
-async def test_having_no_lease_is_a_failed_lookup_and_a_misuse():
-    with pytest.raises(LookupError):
-        current_lease()
-    with pytest.raises(UsageError):
-        current_lease()
-
-
-async def test_the_lease_and_its_token_are_current_inside_and_gone_outside(stage):
-    async with stage.lock() as lease:
-        assert current_lease() is lease
-        assert current_token() == lease.token
-        assert current_token().holder == lease.holder
-    assert held_here() == ()
-
-
-async def test_the_innermost_lease_is_current_and_each_is_found_by_its_name(stage):
-    async with stage.lock("outer") as outer:
-        async with stage.lock("inner") as inner:
-            assert held_here() == (outer, inner)
-            assert current_lease() is inner
-            assert current_lease("outer") is outer
-            assert current_token("inner") == inner.token
-            with pytest.raises(NoLeaseError, match="'other'"):
-                current_lease("other")
-        assert current_lease() is outer
-
-
 async def test_a_lease_is_found_by_the_users_name_and_not_by_the_stores(stage):
     stage.client._namespace = "shop"
     async with stage.lock("seats") as lease:
@@ -222,13 +182,6 @@ async def test_a_lease_that_is_over_stays_current_so_that_its_token_is_refused_a
             current_token()
 
 
-async def test_a_plain_handle_is_not_current(stage):
-    lease = await stage.lock().acquire()
-    with pytest.raises(NoLeaseError):
-        current_lease()
-    await lease.release()
-
-
 async def test_what_a_copied_context_was_entered_under_is_seen_there_only(stage):
     before = contextvars.copy_context()
     async with stage.lock() as lease:
@@ -236,16 +189,6 @@ async def test_what_a_copied_context_was_entered_under_is_seen_there_only(stage)
         assert before.run(held_here) == ()
     assert held_here() == ()
     assert inside.run(held_here) == (lease,)
-
-
-async def test_undoing_in_another_context_does_nothing(stage):
-    lease = await stage.lock().acquire()
-    push(lease)
-    contextvars.Context().run(pop, lease)
-    assert current_lease() is lease
-    pop(lease)
-    assert held_here() == ()
-    await lease.release()
 
 
 async def test_a_child_that_enters_a_lock_does_not_change_its_parents_context(stage):
@@ -384,34 +327,6 @@ async def test_a_task_that_waits_for_the_lock_of_its_parent_is_named_once_after_
 
 
 @in_virtual_time
-async def test_every_wait_is_named_and_so_is_a_grandchild(caplog):
-    async with opened() as locks:
-        async with locks.lock("a", ttl=TTL), locks.lock("b", ttl=TTL):
-            tasks = [helper(locks), helper(locks, name="b")]
-
-            async def between() -> None:
-                await helper(locks)
-
-            tasks.append(asyncio.create_task(between()))
-            await asyncio.sleep(2 * TTL)
-        await asyncio.gather(*tasks)
-    assert sorted(caplog.messages) == [WARNING, WARNING, WARNING.replace("'a'", "'b'")]
-
-
-@in_virtual_time
-async def test_a_plain_handle_is_waited_for_with_the_same_warning(caplog):
-    async def take(locks: LockClient) -> None:
-        await (await locks.lock("a", ttl=TTL).acquire()).release()
-
-    async with opened() as locks:
-        async with locks.lock("a", ttl=TTL):
-            task = asyncio.create_task(take(locks), name="helper")
-            await asyncio.sleep(2 * TTL)
-        await task
-    assert caplog.messages == [WARNING]
-
-
-@in_virtual_time
 async def test_a_child_that_gets_its_turn_or_gives_up_in_time_is_not_named(caplog):
     async with opened() as locks:
         async with locks.lock("a", ttl=TTL):
@@ -435,24 +350,6 @@ async def test_a_wait_for_another_lock_or_the_lock_of_another_client_is_not_name
         for handle in handles:
             await handle.release()
         await asyncio.gather(*tasks)
-    assert not caplog.messages
-
-
-@in_virtual_time
-async def test_a_wait_that_outlasts_the_parent_is_not_named(caplog):
-    async def hold_for_long(locks: LockClient) -> None:
-        async with locks.lock("a", ttl=TTL):
-            await asyncio.sleep(3 * TTL)
-
-    async with opened() as locks:
-        async with locks.lock("a", ttl=TTL):
-            first = asyncio.create_task(hold_for_long(locks), context=Context())
-            await settle()
-            second = helper(locks)
-            await asyncio.sleep(TTL / 2)
-        await asyncio.sleep(TTL)
-        assert not second.done()
-        await asyncio.gather(first, second)
     assert not caplog.messages
 
 

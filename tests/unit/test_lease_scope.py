@@ -48,46 +48,6 @@ def leaves(scope, end, original, lost):
     return original
 
 
-async def test_a_clean_end_under_a_held_lease_leaves_nothing(scope):
-    assert leaves(scope, ScopeExit(None, swallowed=False, outer=False), None, HELD) is None
-
-
-async def test_a_clean_end_after_the_lease_leaves_the_loss(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=False, outer=False), None, LOST)
-    assert isinstance(error, LeaseLostError)
-    assert error.reason is LOST
-    assert error.__suppress_context__
-
-
-async def test_a_cancellation_by_the_lease_leaves_the_loss(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=True, outer=False), asyncio.CancelledError(), LOST)
-    assert isinstance(error, LeaseLostError)
-
-
-async def test_a_cancellation_from_outside_wins_over_one_by_the_lease(scope):
-    error = leaves(scope, ScopeExit(None, swallowed=True, outer=True), asyncio.CancelledError(), LOST)
-    assert isinstance(error, asyncio.CancelledError)
-
-
-@pytest.mark.parametrize("lost", [HELD, LOST])
-async def test_a_cancellation_from_outside_alone_leaves_as_it_is(scope, lost):
-    cancelled = asyncio.CancelledError("mine")
-    assert leaves(scope, ScopeExit(cancelled, swallowed=False, outer=True), cancelled, lost) is cancelled
-    assert not hasattr(cancelled, "__notes__")
-
-
-async def test_an_error_of_the_body_leaves_as_it_is(scope):
-    mine = ValueError("mine")
-    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False), mine, HELD) is mine
-    assert not hasattr(mine, "__notes__")
-
-
-async def test_an_error_of_the_body_gets_a_note_about_a_loss(scope):
-    mine = ValueError("mine")
-    assert leaves(scope, ScopeExit(mine, swallowed=False, outer=False), mine, LOST) is mine
-    assert mine.__notes__ == ["fencing_sdk: the lease on 'a' (token 1) was lost too: revoked"]
-
-
 async def test_the_loss_itself_needs_no_note_about_the_loss(scope):
     refused = LeaseLostError("a", 1, LOST)
     assert leaves(scope, ScopeExit(refused, swallowed=False, outer=False), refused, LOST) is refused
@@ -118,39 +78,6 @@ async def test_what_remains_of_a_group_leaves_instead_of_the_group(scope):
     group = BaseExceptionGroup("all", [ValueError(), asyncio.CancelledError()])
     assert leaves(scope, ScopeExit(rest, swallowed=False, outer=False), group, LOST) is rest
     assert len(rest.__notes__) == 1
-
-
-async def test_entering_makes_the_lease_current_and_leaving_undoes_it(stage):
-    lease = await stage.lock().acquire()
-    scope = LeaseScope(lease)
-    assert current_lease() is lease
-    assert state_of(lease).task is scope.task is asyncio.current_task()
-    assert scope.leave(None) is None
-    assert state_of(lease).task is None
-    with pytest.raises(NoLeaseError):
-        current_lease()
-    await lease.release()
-
-
-async def test_leaving_notices_a_cancellation_that_came_meanwhile(stage):
-    async def stay():
-        lease = await stage.lock().acquire()
-        scope = LeaseScope(lease)
-        task = asyncio.current_task()
-        task.cancel()
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError as error:
-            end = scope.leave(error)
-        finally:
-            task.uncancel()
-        await lease.release()
-        return end
-
-    end = await asyncio.create_task(stay())
-    assert end.outer
-    assert not end.swallowed
-    assert isinstance(end.raised, asyncio.CancelledError)
 
 
 async def test_a_cancellation_from_before_the_stay_is_not_counted(stage):
@@ -403,29 +330,6 @@ async def test_a_body_error_leaves_bare_from_locks_that_are_left_in_the_order_of
     assert not await first.__aexit__(ValueError, mine, None)
     assert not await second.__aexit__(ValueError, mine, None)
     assert not hasattr(mine, "__notes__")
-
-
-async def test_a_lock_left_first_although_entered_first_is_lost_without_harm_to_the_other(stage):
-    """The loss of one that was left already cancels nothing."""
-
-    async def body():
-        first, second = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
-        await first.enter_async_context(stage.lock("a"))
-        await second.enter_async_context(stage.lock("b"))
-        stage.revoke_soon("a")
-        with pytest.raises(asyncio.CancelledError) as struck:
-            await asyncio.sleep(30)
-        with pytest.raises(LeaseLostError) as loss:
-            await first.__aexit__(asyncio.CancelledError, struck.value, None)
-        assert loss.value.name == "a"
-        await asyncio.sleep(0.05)
-        assert current_lease().name == "b"
-        await second.aclose()
-        assert asyncio.current_task().cancelling() == 0
-
-    await asyncio.create_task(body())
-    assert await stage.client.inspect("a") is None
-    assert await stage.client.inspect("b") is None
 
 
 async def test_a_lock_left_inside_of_a_foreign_scope_is_released_and_says_so_with_the_bodys_error(stage):

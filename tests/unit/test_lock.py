@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import functools
 import inspect
 import os
@@ -18,15 +17,12 @@ import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
     AcquireTimeoutError,
     BackendUnavailableError,
-    ConfigurationError,
     LeaseLostError,
     LockClient,
     LockHeldError,
     LossReason,
     StaleTokenError,
-    Token,
     UsageError,
-    current_lease,
 )
 from fencing_sdk.backends.memory import MemoryBackend
 
@@ -37,49 +33,10 @@ async def forever():
     await asyncio.Event().wait()
 
 
-class Fence:
-    """A guard in its smallest form: the highest token of each resource."""
-
-    def __init__(self):
-        self.highest_seen = {}
-
-    async def raise_to(self, resource, token):
-        seen = self.highest_seen.get(resource, 0)
-        if token < seen:
-            raise StaleTokenError(resource, token, seen)
-        self.highest_seen[resource] = token
-
-    async def highest(self, resource):
-        seen = self.highest_seen.get(resource)
-        return None if seen is None else Token(seen)
-
-
-def test_a_lock_shows_its_name_and_ttl():
-    lock = LockClient(MemoryBackend(), namespace="shop").lock("seats/42", ttl=timedelta(minutes=1))
-    assert lock.name == "seats/42"
-    assert repr(lock) == "<Lock 'seats/42' ttl=60>"
-
-
 def test_a_locks_text_escapes_and_cuts_its_name():
     text = repr(LockClient(MemoryBackend()).lock("ü" * 200))
     assert text.isascii()
     assert len(text) < 150
-
-
-async def test_describing_a_lock_sends_nothing(stage):
-    stage.lock("a")
-    await asyncio.sleep(0)
-    assert stage.network.calls == []
-
-
-async def test_each_entry_is_a_lease_of_its_own_with_a_higher_token(stage):
-    lock = stage.lock()
-    async with lock as first:
-        pass
-    async with lock as second:
-        assert second is not first
-        assert second.owner != first.owner
-        assert second.token > state_of(first).number
 
 
 async def test_a_token_of_zero_is_a_token_like_any_other(stage):
@@ -151,18 +108,6 @@ async def test_asked_once_a_held_lock_tells_how_long_its_lease_has_left(stage):
     assert 0 < refusal.value.retry_after <= 10
 
 
-async def test_patience_that_is_over_is_a_timeout(stage):
-    async def impatient():
-        async with stage.lock(wait=0.02):
-            pass
-
-    async with stage.lock():
-        with pytest.raises(TimeoutError) as timeout:
-            await asyncio.create_task(impatient())
-    assert type(timeout.value) is AcquireTimeoutError
-    assert timeout.value.waited >= 0.02
-
-
 async def test_trying_once_gives_the_lease_or_none(stage):
     lock = stage.lock()
     lease = await lock.try_acquire()
@@ -197,23 +142,6 @@ async def test_a_plain_handle_may_be_released_by_another_task(stage):
     await asyncio.create_task(lease.release())
     assert not lease.held
     assert await stage.free()
-
-
-async def test_a_plain_handle_is_renewed_but_cancels_nobody_when_it_is_lost(stage):
-    async def caller():
-        lease = await stage.lock().acquire()
-        await stage.heard("renewed")
-        stage.revoke()
-        await asyncio.sleep(0.01)
-        with pytest.raises(LeaseLostError):
-            lease.check()
-        assert await lease.wait_lost() is LossReason.REVOKED
-        await lease.release()
-        return "not cancelled"
-
-    seen = await stage.watch(caller)
-    assert seen.value == "not cancelled"
-    assert seen.tidy
 
 
 async def test_the_block_of_a_plain_handle_may_be_left_by_another_task(stage):
@@ -384,35 +312,6 @@ async def test_the_label_and_the_holders_digest_are_shown_to_whoever_asks(stage)
     assert await stage.client.inspect("a") is None
 
 
-async def test_fences_are_raised_before_the_body_runs(stage):
-    fence = Fence()
-    async with stage.lock(fences=[fence, (fence, "other/resource")]) as lease:
-        assert fence.highest_seen == {"a": lease.token, "other/resource": lease.token}
-
-
-async def test_a_fence_above_the_token_refuses_the_lock_and_gives_it_back(stage):
-    fence = Fence()
-    fence.highest_seen["a"] = 99
-    with pytest.raises(StaleTokenError):
-        async with stage.lock(fences=[fence]):
-            raise AssertionError("never entered")
-    assert await stage.free()
-    assert [event.kind for event in stage.events if event.kind == "stale_rejected"] == ["stale_rejected"]
-
-
-async def test_a_stale_write_in_the_body_leaves_as_it_is_and_is_told_to_observers(stage):
-    refusal = StaleTokenError("a", 1, 2)
-
-    async def caller():
-        async with stage.lock():
-            raise refusal
-
-    seen = await stage.watch(caller)
-    assert seen.error is refusal
-    assert [event.fence for event in stage.events if event.kind == "stale_rejected"] == [2]
-    assert seen.tidy
-
-
 async def test_a_lock_whose_body_cannot_be_entered_is_released(stage, monkeypatch):
     def push(lease):
         raise MemoryError
@@ -448,34 +347,6 @@ async def locks():
         yield locks
 
 
-async def test_calls_with_one_name_take_turns_and_calls_with_two_do_not(locks):
-    inside, most = [], []
-
-    @locks.locking("report/{report_id}", backoff=lambda _: 0.001)
-    async def build(report_id):
-        inside.append(report_id)
-        most.append(tuple(inside))
-        await asyncio.sleep(0.005)
-        inside.remove(report_id)
-
-    await asyncio.gather(build(1), build(1), build(2))
-    assert (1, 1) not in {tuple(sorted(seen)) for seen in most}
-    assert (1, 2) in {tuple(sorted(seen)) for seen in most}
-
-
-async def test_errors_of_the_function_leave_as_they_are(locks):
-    mine = ValueError("mine")
-
-    @locks.locking("a")
-    async def fail():
-        raise mine
-
-    with pytest.raises(ValueError) as left:
-        await fail()
-    assert left.value is mine
-    assert await locks.inspect("a") is None
-
-
 async def test_the_function_stays_what_it_was_for_those_who_look_at_it(locks):
     async def build(report_id: int, /, *parts: str, scale: float = 1.0) -> str:
         """Build a report."""
@@ -493,58 +364,6 @@ async def test_the_function_stays_what_it_was_for_those_who_look_at_it(locks):
 # The name
 
 
-async def test_methods_fill_in_what_belongs_to_their_object(locks):
-    class Tenant:
-        kind = "gold"
-
-        def __init__(self, key):
-            self.key = key
-
-        @locks.locking("tenant/{self.key}/{what}")
-        async def update(self, what="all"):
-            return current_lease().name
-
-        @classmethod
-        @locks.locking("kind/{cls.kind}")
-        async def count(cls):
-            return current_lease().name
-
-        @staticmethod
-        @locks.locking("row/{row[0]}")
-        async def insert(row):
-            return current_lease().name
-
-    assert await Tenant("acme").update() == "tenant/acme/all"
-    assert await Tenant("acme").update("price") == "tenant/acme/price"
-    assert await Tenant.update(Tenant("b"), what="x") == "tenant/b/x"
-    assert await Tenant.count() == "kind/gold"
-    assert await Tenant.insert([5, 6]) == "row/5"
-
-
-async def test_formats_work_as_in_a_format_string(locks):
-    @locks.locking("day/{day:%F}/{part:03d}/{text!r}")
-    async def build(day, part, text):
-        return current_lease().name
-
-    assert await build(dt.date(2024, 2, 29), 7, "x") == "day/2024-02-29/007/'x'"
-
-
-async def test_an_argument_cannot_smuggle_in_a_placeholder(locks):
-    @locks.locking("report/{report_id}")
-    async def build(report_id, secret="s3cret"):
-        return current_lease().name
-
-    assert await build("{secret}") == "report/{secret}"
-
-
-async def test_doubled_braces_are_braces(locks):
-    @locks.locking("{{literal}}/{x}")
-    async def build(x):
-        return current_lease().name
-
-    assert await build(1) == "{literal}/1"
-
-
 async def test_the_namespace_of_the_client_applies():
     store = MemoryBackend()
 
@@ -559,39 +378,6 @@ async def test_the_namespace_of_the_client_applies():
 # Mistakes
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("report/{id}", "report_id"),
-        ("report/{}", "placeholder"),
-        ("report/{0}", "placeholder"),
-        ("report/{report_id", "not a template"),
-        ("report/{report_id:{width}}", "width"),
-        ("", "must not be empty"),
-    ],
-)
-def test_a_name_that_cannot_be_filled_in_is_refused_at_decoration(name, complaint):
-    async def build(report_id): ...
-
-    with pytest.raises(ConfigurationError, match=complaint):
-        LockClient(MemoryBackend()).locking(name)(build)
-
-
-def test_a_function_that_is_no_coroutine_function_is_refused_at_decoration():
-    async def generator():
-        yield
-
-    for function in (lambda: None, generator, functools.partial(print)):
-        with pytest.raises(ConfigurationError, match="async def"):
-            LockClient(MemoryBackend()).locking("a")(function)
-
-
-@pytest.mark.parametrize("options", [{"ttl": -1}, {"wait": "5"}, {"fences": "guard"}, {"backoff": 3}])
-def test_an_option_that_cannot_work_is_refused_before_there_is_a_function(options):
-    with pytest.raises(ConfigurationError):
-        LockClient(MemoryBackend()).locking("a", **options)
-
-
 async def test_a_call_that_does_not_fit_the_function_fails_as_without_the_lock(stage):
     @stage.client.locking("report/{report_id}")
     async def build(report_id): ...
@@ -600,16 +386,6 @@ async def test_a_call_that_does_not_fit_the_function_fails_as_without_the_lock(s
         await build()
     with pytest.raises(TypeError, match="unexpected"):
         await build(1, colour="red")
-    assert stage.network.calls == []
-
-
-async def test_arguments_that_make_an_invalid_name_are_refused_before_anything_is_sent(stage):
-    @stage.client.locking("{name}")
-    async def build(name): ...
-
-    for name in ("", "a\0b", "x" * 600):
-        with pytest.raises(ConfigurationError):
-            await build(name)
     assert stage.network.calls == []
 
 
@@ -624,17 +400,6 @@ async def test_a_function_decorated_at_import_time_needs_its_client_open_when_it
         await build()
     async with locks:
         assert await build() == "built"
-
-
-async def test_the_options_are_those_of_a_lock(locks):
-    @locks.locking("a", ttl=60, wait=0, label="decorated")
-    async def build():
-        return current_lease().ttl, (await locks.inspect("a")).label
-
-    assert await build() == (60, "decorated")
-    async with locks.lock("a"):
-        with pytest.raises(LockHeldError):
-            await build()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import math
 import threading
-import weakref
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from datetime import timedelta
 
 import pytest
@@ -164,22 +162,6 @@ async def test_those_who_wait_share_one_connection_attempt_and_raise_errors_of_t
 
 
 @in_virtual_time
-async def test_the_pauses_are_those_that_the_caller_has_chosen():
-    seen = []
-
-    def every_ten(state):
-        seen.append((state.attempt_number, type(state.outcome.exception())))
-        return 10.0
-
-    store = away(3)
-    async with client(store, open_wait=None) as locks:
-        async with locks.lock("a", wait=300, backoff=every_ten):
-            pass
-    assert seen == [(number, BackendUnavailableError) for number in (1, 2, 3)]
-    assert [at - store.opened[0] for at in store.opened] == [0, 10, 20, 30]
-
-
-@in_virtual_time
 async def test_a_store_that_hangs_is_left_after_five_seconds_of_each_try():
     store = away(takes=3600)
     async with client(store, open_wait=None) as locks:
@@ -187,17 +169,6 @@ async def test_a_store_that_hangs_is_left_after_five_seconds_of_each_try():
             with pytest.raises(BackendUnavailableError, match="no answer within 5 s"):
                 await task
         assert 12 <= now() < 18
-
-
-@in_virtual_time
-async def test_a_wait_that_is_cancelled_leaves_nothing_behind():
-    store = away()
-    async with client(store, open_wait=None) as locks:
-        async with waiting(locks, wait=60) as task:
-            task.cancel()
-            await asyncio.wait((task,))
-            assert task.cancelled()
-    assert store.asked == 0
 
 
 @in_virtual_time
@@ -315,26 +286,6 @@ async def test_a_plain_handle(locks):
 
 
 @in_both_worlds(on=AwayTwice, open_wait=None)
-async def test_several_locks(locks):
-    async with locks.multilock("a", "b", wait=PATIENCE) as held:
-        assert list(held.tokens) == ["a", "b"]
-
-
-@in_both_worlds(on=AwayTwice, open_wait=None)
-async def test_a_permit(locks):
-    async with locks.semaphore("a", permits=2, wait=PATIENCE) as permit:
-        assert permit.permit == 0
-
-
-@in_both_worlds(on=AwayTwice, open_wait=None)
-async def test_a_reader_and_a_writer(locks):
-    async with locks.rwlock("a", wait=PATIENCE).reader as lease:
-        assert lease.held
-    async with locks.rwlock("a", wait=PATIENCE).writer as lease:
-        assert lease.held
-
-
-@in_both_worlds(on=AwayTwice, open_wait=None)
 async def test_an_election(locks):
     async for term in locks.election("a"):
         async with term as lease:
@@ -433,14 +384,6 @@ def test_a_with_that_cannot_open_the_client_leaves_no_thread_behind():
     assert threads() == before
 
 
-def test_a_with_that_asks_nothing_leaves_the_store_to_the_first_lock():
-    store = AwayTwice()
-    with fencing_sdk.sync.connect(store, open_wait=None) as locks:
-        assert store.opened == []
-        with locks.lock("a", wait=PATIENCE) as lease:
-            assert lease.held
-
-
 # Places in a line that tasks keep, on virtual time: for stores that join by a request of their own.
 
 
@@ -486,60 +429,6 @@ class Store:
 
 
 @in_virtual_time
-async def test_a_place_is_joined_in_the_background_and_left_in_the_background():
-    store = Store()
-    place, heard = store.stand()
-    assert place.retry_after(1.0) is None
-    await asyncio.sleep(0.02)
-    assert (place.retry_after(1.0), heard) == (1.0, [0.01]), "it has joined: a release in between is not missed"
-    store.waiters[0].wake()
-    await settle()
-    assert heard == [0.01, 0.02]
-    store.leaving = 1.0
-    leaving = place.leave()
-    assert store.waiters
-    await asyncio.wait((leaving,))
-    assert (store.waiters, round(now(), 3), heard) == ([], 1.02, [0.01, 0.02])
-    assert place.leave() is None
-
-
-@in_virtual_time
-async def test_a_place_that_was_left_while_it_joined_is_not_in_the_line():
-    store = Store()
-    for _ in range(3):
-        place, heard = store.stand()
-        await asyncio.sleep(0.005)
-        place.leave()
-        await asyncio.sleep(1.0)
-        assert (store.waiters, heard, store.joining) == ([], [], 0)
-
-
-@in_virtual_time
-async def test_a_place_that_was_left_before_its_task_ran_joins_nothing():
-    store = Store()
-    store.stand()[0].leave()
-    await asyncio.sleep(1.0)
-    assert store.joins == 0
-
-
-@in_virtual_time
-async def test_leaving_is_cancelled_once_and_again_after_two_seconds():
-    """A second cancellation would interrupt it, and the store would keep the place of a waiter that is gone."""
-    store = Store()
-    for takes, left in ((1.9, True), (3600.0, False)):
-        place, _ = store.stand()
-        await asyncio.sleep(0.02)
-        store.leaving = takes
-        began = now()
-        leaving = place.leave()
-        await asyncio.sleep(0.5)
-        assert place.leave() is leaving
-        await asyncio.wait((leaving,))
-        assert now() - began == pytest.approx(min(takes, 2.0))
-        assert bool(store.waiters) is not left
-
-
-@in_virtual_time
 async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhile():
     store = Store()
     place, heard = store.stand()
@@ -576,47 +465,6 @@ async def test_no_more_than_32_waiters_join_at_once_and_the_others_do_not_poll_m
     await asyncio.sleep(0.05)
     assert (len(store.waiters), store.most_joining) == (100, 32)
     await asyncio.wait([place.leave() for place in places])
-    assert store.waiters == []
-
-
-@in_virtual_time
-async def test_a_place_keeps_nothing_of_its_callers_context():
-    store = Store()
-    context = copy_context()
-    context.run(WHO.set, "a caller")
-    place, _ = context.run(store.stand)
-    await asyncio.sleep(0.02)
-    assert store.callers == ["no caller"]
-    await asyncio.wait((place.leave(),))
-
-
-@in_virtual_time
-async def test_the_end_of_a_place_keeps_nothing_of_its_callers_context():
-    class Thing:
-        pass
-
-    store, thing, contexts = Store(), Thing(), [copy_context()]
-    kept = weakref.ref(thing)
-    contexts[0].run(HELD.set, thing)
-    place, _ = contexts[0].run(store.stand)
-    contexts.clear()
-    del thing
-    await asyncio.sleep(0.02)
-    gc.collect()
-    assert kept() is None
-    await asyncio.wait((place.leave(),))
-
-
-@in_virtual_time
-async def test_a_place_whose_task_a_loop_that_ends_has_cancelled_is_left_in_peace():
-    store = Store()
-    place, _ = store.stand()
-    await asyncio.sleep(0.02)
-    store.leaving = 1.0
-    (keeping,) = (task for task in asyncio.all_tasks() if task is not asyncio.current_task())
-    keeping.cancel()
-    await settle()
-    await asyncio.wait((place.leave(),))
     assert store.waiters == []
 
 

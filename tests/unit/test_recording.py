@@ -48,13 +48,6 @@ def test_an_event_becomes_one_line_with_time_kind_and_actor_first(path):
     assert line == {**about, "token": 34, "reason": "expired", "detail": ""}
 
 
-def test_something_of_ones_own_is_recorded_beside_events(path):
-    recorder = Recorder(path, actor="w", clock=SteppedClock())
-    recorder.record("write", resource="seats/42", token=34, accepted=True)
-    expected = {"t": 42.5, "kind": "write", "actor": "w", "resource": "seats/42", "token": 34, "accepted": True}
-    assert lines(path) == [expected]
-
-
 @pytest.mark.parametrize("name", ODD_NAMES, ids=lambda name: ascii(name)[:20])
 def test_odd_names_stay_on_one_line_and_come_back_as_they_were(path, name):
     recorder = Recorder(path)
@@ -165,14 +158,6 @@ def test_a_new_recording_is_readable_by_its_owner_alone(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.skipif(os.name != "posix", reason="file modes are of POSIX")
-def test_an_existing_recording_keeps_its_mode(path):
-    path.touch()
-    path.chmod(0o640)
-    Recorder(path).record("run")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
 @pytest.mark.parametrize(
     "bad",
     ["", "/nonexistent/run.jsonl", "/", "a\0b", None, 5, 1, True, 3.5, [], object()],
@@ -183,14 +168,6 @@ def test_a_file_that_cannot_be_opened_is_a_configuration_error(bad):
     with pytest.raises(ConfigurationError, match=r"^cannot record to ") as caught:
         Recorder(bad)
     assert str(caught.value).isprintable()
-
-
-def test_a_recorder_that_failed_to_open_goes_without_a_second_error():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ConfigurationError):
-            Recorder("/nonexistent/run.jsonl")
-        gc.collect()
 
 
 def test_the_recorder_of_a_client_closes_with_it(path, monkeypatch):

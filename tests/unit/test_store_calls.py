@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import sys
 import weakref
 from contextvars import ContextVar
 
-import anyio
 import pytest
 from inside import LoopClock
 from virtual_time import VirtualLoop, in_virtual_time, now, settle
@@ -71,13 +69,6 @@ async def answer():
 
 
 @in_virtual_time
-async def test_an_answer_comes_back():
-    async with office() as (store_calls, _):
-        assert await store_calls.ask("acquire", answer, LIMIT) == "answer"
-        assert now() == 1.0
-
-
-@in_virtual_time
 async def test_a_call_without_an_answer_ends_at_its_limit_as_unavailable():
     async with office() as (store_calls, _):
         with pytest.raises(BackendUnavailableError, match="no answer within 2 s"):
@@ -133,16 +124,6 @@ async def test_a_cancellation_that_leaks_out_of_a_driver_is_no_cancellation_of_o
 
 
 @in_virtual_time
-async def test_a_drivers_own_error_comes_back_as_it_is():
-    async def fail():
-        raise ZeroDivisionError
-
-    async with office() as (store_calls, _):
-        with pytest.raises(ZeroDivisionError):
-            await store_calls.ask("acquire", fail, LIMIT)
-
-
-@in_virtual_time
 async def test_cancelling_the_caller_does_not_abort_a_request_half_way():
     done = []
 
@@ -174,15 +155,6 @@ async def test_a_call_sees_nothing_of_its_callers_context():
 
 
 @in_virtual_time
-async def test_a_scope_around_the_caller_is_none_around_the_call():
-    async with office() as (store_calls, _):
-        with anyio.move_on_after(0.5):
-            call = store_calls.send("acquire", answer, LIMIT)
-            await store_calls.answer("acquire", call, LIMIT)
-        assert await store_calls.answer("acquire", call, LIMIT) == "answer"
-
-
-@in_virtual_time
 async def test_a_release_is_repeated_with_growing_pauses_until_it_is_answered():
     async with office(UNAVAILABLE, ZeroDivisionError(), UNAVAILABLE, UNAVAILABLE) as (store_calls, store):
         assert await store_calls.release(Claim("a", TTL), LIMIT)
@@ -207,17 +179,6 @@ async def test_a_release_that_is_refused_is_not_repeated(caplog):
 
 
 @in_virtual_time
-async def test_a_release_that_hangs_is_ended_and_repeated():
-    async with office() as (store_calls, store):
-        store.delay = 3600
-        returned = store_calls.release(Claim("a", TTL), LIMIT)
-        await asyncio.sleep(LIMIT + 0.001)
-        store.delay = 0
-        assert await returned
-        assert len(store.releases) == 2
-
-
-@in_virtual_time
 async def test_a_release_is_repeated_after_a_cancellation_that_leaked_out_of_a_driver():
     async with office(LEAKED) as (store_calls, store):
         returned = store_calls.release(Claim("a", TTL), LIMIT)
@@ -233,33 +194,6 @@ async def fails_at(moment: float) -> None:
 
 async def answers_at(moment: float) -> None:
     await asyncio.sleep(moment)
-
-
-@in_virtual_time
-async def test_giving_up_releases_at_once_and_again_when_the_request_was_answered():
-    async with office() as (store_calls, store):
-        call = store_calls.start(answers_at(3.0))
-        await store_calls.undo(Claim("a", TTL), [call], LIMIT)
-        assert store.releases == [0.0, 3.0]
-
-
-@in_virtual_time
-async def test_giving_up_releases_again_when_the_answer_came_while_the_first_release_was_on_its_way():
-    """Found by the simulation: the release was executed before the acquisition, and its answer came after the grant."""
-    async with office() as (store_calls, store):
-        store.delay = 1.0
-        call = store_calls.start(answers_at(0.5))
-        await store_calls.undo(Claim("a", TTL), [call], LIMIT)
-        assert store.releases == [0.0, 1.0]
-
-
-@in_virtual_time
-async def test_giving_up_a_request_without_an_answer_releases_until_it_can_no_longer_arrive():
-    async with office() as (store_calls, store):
-        call = store_calls.start(fails_at(3.0))
-        await store_calls.undo(Claim("a", TTL), [call], LIMIT)
-        assert store.releases[:2] == [0.0, 3.0]
-        assert store.releases[-1] >= 3.0 + TTL
 
 
 @in_virtual_time
@@ -293,25 +227,6 @@ async def test_giving_up_in_a_client_that_closes_releases_again_before_it_ends()
 
 
 @in_virtual_time
-async def test_closing_lets_a_release_finish():
-    async with office() as (store_calls, store):
-        store.delay = 1.5
-        returned = store_calls.release(Claim("a", TTL), LIMIT)
-        await store_calls.aclose(5.0)
-        assert returned.result() is True
-        assert now() == 1.5
-
-
-@in_virtual_time
-async def test_closing_does_not_wait_longer_than_its_limit():
-    async with office() as (store_calls, _):
-        task = store_calls.start(hang())
-        await store_calls.aclose(1.0)
-        assert task.cancelled()
-        assert now() <= 1.0 + GRACE
-
-
-@in_virtual_time
 async def test_closing_cancels_at_once_what_has_no_end_of_its_own():
     async with office() as (store_calls, _):
         endless = store_calls.start_until_closing(hang())
@@ -319,19 +234,6 @@ async def test_closing_cancels_at_once_what_has_no_end_of_its_own():
         await store_calls.aclose(5.0)
         assert endless.cancelled()
         assert now() < 0.01
-
-
-@pytest.mark.parametrize(("takes", "left_at"), [(1.5, 1.5), (3600.0, 5.0)])
-@in_virtual_time
-async def test_closing_waits_for_those_who_leave_their_lines_up_to_its_limit(takes, left_at):
-    async with office() as (store_calls, _):
-        leaving = asyncio.create_task(asyncio.sleep(takes))
-        store_calls.outlast(leaving)
-        store_calls.outlast(leaving)
-        await store_calls.aclose(5.0)
-        assert leaving.done()
-        assert leaving.cancelled() == (takes > 5)
-        assert now() == pytest.approx(left_at, abs=2 * GRACE)
 
 
 @in_virtual_time
@@ -355,39 +257,6 @@ async def test_a_release_that_fails_in_a_client_that_closes_is_tried_once_more()
         await errands.aclose(5.0)
         assert returned.result() is True
         assert store.releases == [0.0, pytest.approx(0.5 + 0.1)]
-
-
-@in_virtual_time
-async def test_closing_wakes_who_dozes():
-    async with office() as (store_calls, _):
-        dozing = asyncio.create_task(store_calls.sleep_until_closing(60))
-        await settle()
-        assert not store_calls.closing
-        await store_calls.aclose(1.0)
-        assert store_calls.closing
-        await dozing
-        assert store_calls.new_wakeup().is_set(), "who comes to wait now is woken, too"
-        assert now() < 0.01
-
-
-@in_virtual_time
-async def test_a_finished_errand_is_not_kept():
-    async with office() as (store_calls, _):
-        for _ in range(100):
-            await store_calls.ask("acquire", answers_now, LIMIT)
-        await store_calls.ask("acquire", answer, LIMIT)
-        await settle()
-        assert not store_calls._tasks
-        assert not store_calls._waiters
-        assert not store_calls._timers._due
-
-
-@in_virtual_time
-async def test_an_errand_that_has_no_end_of_its_own_is_not_kept_when_it_ends():
-    async with office() as (store_calls, _):
-        store_calls.start_until_closing(answers_now())
-        await settle()
-        assert not store_calls._until_closing
 
 
 @in_virtual_time
@@ -426,14 +295,6 @@ async def test_no_call_and_no_timer_keeps_what_its_caller_held_alive():
         assert held() is None
 
 
-@in_virtual_time
-async def test_an_answer_that_comes_at_the_moment_its_caller_goes_is_an_answer():
-    async with office() as (store_calls, _):
-        call = store_calls.send("acquire", answer, LIMIT)
-        await store_calls.wait_for(call, 1.0)
-        assert await call == "answer"
-
-
 async def answers_now() -> None: ...
 
 
@@ -460,15 +321,6 @@ async def test_every_call_ends_at_its_own_limit_although_one_timer_serves_them_a
 
 
 @in_virtual_time
-async def test_a_closed_office_leaves_no_timer_behind():
-    async with office() as (store_calls, _):
-        await store_calls.ask("acquire", answer, LIMIT)
-        await store_calls.aclose(1.0)
-        await store_calls.ask("close", answer, LIMIT)
-    assert timers() == 0
-
-
-@in_virtual_time
 async def test_a_call_that_is_left_behind_is_cancelled_again_after_the_closing_too():
     hears = asyncio.Event()
     cancelled = []
@@ -488,17 +340,6 @@ async def test_a_call_that_is_left_behind_is_cancelled_again_after_the_closing_t
         assert len([moment for moment in cancelled if moment > closed]) > 3
         hears.set()
         await settle()
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="a task begins in a later turn before Python 3.12")
-@in_virtual_time
-async def test_an_answer_at_once_costs_no_turn_of_the_loop():
-    async with office() as (store_calls, _):
-        turned = []
-        asyncio.get_running_loop().call_soon(turned.append, True)
-        await store_calls.ask("acquire", answers_now, LIMIT)
-        assert not turned
-        assert not store_calls._tasks
 
 
 @in_virtual_time
