@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import fencing_sdk
-from fencing_sdk.abc import SupportsListing, SupportsLossNotice, SupportsRevoking
 from fencing_sdk.backends import BUILTIN
 from fencing_sdk.backends.postgresql import DRIVER_OPTIONS as LIBPQ_OPTIONS
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS as REDIS_OPTIONS
@@ -138,42 +137,6 @@ def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|", 2)]
 
 
-OPERATING = {
-    "memory": "memory",
-    "SQLite": "sqlite",
-    "PostgreSQL": "postgresql",
-    "MySQL, MariaDB": "mysql",
-    "Redis, with Sentinel, on a cluster": "redis",
-    "etcd": "etcd",
-    "ZooKeeper": "zookeeper",
-    "a quorum of Redis masters": "redis.quorum",
-    "Kahuna": "kahuna",
-}
-"""The stores as docs/operations.md names them."""
-
-
-def test_the_page_for_operators_says_of_every_store_what_its_backend_can_do():
-    page = (PACKAGE.parent / "docs" / "operations.md").read_text()
-    table = page.split("## What each store can do")[1].split("\n\n")[1].splitlines()[2:]
-    rows = {row.split("|")[1].strip(): row.split("|")[2].strip() for row in table}
-    assert rows.keys() == OPERATING.keys()
-    assert set(OPERATING.values()) == set(LACKS)
-    for store, heard in rows.items():
-        backend = backend_class(OPERATING[store])
-        revokes, lists = issubclass(backend, SupportsRevoking), issubclass(backend, SupportsListing)
-        assert revokes == lists == (heard != "cannot list or revoke"), store
-        if revokes:
-            assert heard.startswith("at once" if issubclass(backend, SupportsLossNotice) else "at its next"), store
-
-
-def backend_class(name: str) -> type:
-    """The class of a backend, by the module that has it."""
-    module = importlib.import_module(f"fencing_sdk.backends.{name}")
-    own = [found for found in vars(module).values() if isinstance(found, type) and found.__module__ == module.__name__]
-    (backend,) = (found for found in own if found.__name__.endswith("Backend") and not found.__name__.startswith("_"))
-    return backend
-
-
 SCENARIOS = {
     "FaultsSuite": {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
@@ -268,16 +231,3 @@ def test_no_suite_of_a_shipped_store_skips(room: str, suite: str):
     for tree in suites:
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not names & {"skip", "skipif", "importorskip", "xfail"}, ast.get_docstring(tree)
-
-
-@pytest.mark.parametrize(
-    ("source", "classes"),
-    [
-        ("class TestIt(BackendSuite): ...", ["TestIt"]),
-        ("class Bench(BackendSuite): ...\nclass TestIt(Bench): ...", ["TestIt"]),
-        ("class Unseen(BackendSuite): ...", []),
-        ("class TestElse(Other): ...", []),
-    ],
-)
-def test_this_matrix_sees_what_pytest_collects(source: str, classes: list[str]):
-    assert [node.name for node in _collected(ast.parse(source), "BackendSuite")] == classes
