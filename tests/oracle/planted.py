@@ -33,8 +33,6 @@ class Planted:
 
         new: What replaces it.
 
-        caught: A part of the message with which the oracle catches it, as a regular expression.
-
         cast: The owners that notice it, where it needs certain ones.
     """
 
@@ -139,12 +137,10 @@ MEMORY = (
     ),
 )
 SQLITE = (
-    *_OF_THE_RULES,
     Planted(
         "who leaves the line wakes no other", f"{_RULES}:leave", "rows.leave(owner)", "rows.leave(owner) and False"
     ),
     Planted("an expired grant lives on", "sqlite.rows:SqliteRows._grants", " and self._micros < expires", ""),
-    Planted("the last in line is woken", "sqlite.rows:SqliteRows.line", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
         "a waiter that gives no sign keeps its place",
         "sqlite.rows:OpenFile.silent_at",
@@ -161,25 +157,11 @@ SQLITE = (
 _SQL = "postgresql/schema.sql"
 POSTGRESQL = (
     Planted(
-        "an heir has the token of the former",
-        _SQL,
-        "granted := fencing_token(v_row.token, p_hybrid, v_now);\n        UPDATE fencing_lock l SET owner = p_to",
-        "granted := v_row.token;\n        UPDATE fencing_lock l SET owner = p_to",
-        _LOCKS,
-    ),
-    Planted(
         "renewing an expired grant",
         _SQL,
         "l.owner = c.owner AND l.expires_at > v_now AND l.name = ANY (v_mine)",
         "l.owner = c.owner AND l.name = ANY (v_mine)",
         _LOCKS,
-    ),
-    Planted(
-        "permits off by one",
-        _SQL,
-        "AND (p_mode = 'reader' OR count(*) < p_permits) AS room",
-        "AND (p_mode = 'reader' OR count(*) <= p_permits) AS room",
-        _PERMITS,
     ),
     Planted(
         "a reader overtakes a writer",
@@ -194,13 +176,6 @@ POSTGRESQL = (
         "SELECT p_seen > p_now - interval '3 seconds' AND p_seen <= p_now + interval '3 seconds'",
         "SELECT true",
         {"a": ("lock", "writer")},
-    ),
-    Planted(
-        "a lost reason",
-        _SQL,
-        "VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', p_reason",
-        "VALUES (p_name, v_row.owner, v_row.expires_at + interval '1 minute', ''",
-        _LOCKS,
     ),
     Planted(
         "the last in line is woken",
@@ -223,13 +198,6 @@ POSTGRESQL = (
         "greatest(p_last,",
         _LOCKS,
     ),
-    Planted(
-        "a revocation leaves a reader of the phase",
-        _SQL,
-        "DELETE FROM fencing_share s WHERE s.name = p_name AND s.token = p_token AND s.expires_at > v_now",
-        "DELETE FROM fencing_share s WHERE s.ctid = (SELECT min(o.ctid) FROM fencing_share o WHERE o.token = p_token)",
-        _READERS,
-    ),
 )
 MYSQL = (
     Planted(
@@ -248,15 +216,6 @@ MYSQL = (
         "DELETE FROM fencing_waiter WHERE name = {name}",
     ),
     Planted("a release wakes nobody", "mysql.store:NameRows.changes", "yield message([woken.box]", "([woken.box]"),
-    Planted(
-        "a lock is listed until its first share ends", "mysql.store:NameRows.changes", "max(ends", "min(ends", _PERMITS
-    ),
-    Planted(
-        "a lost reason",
-        "mysql.store:NameRows.changes",
-        "REPLACE INTO fencing_revoked (name, owner, until, reason) VALUES ({values})",
-        "DO 0",
-    ),
 )
 REDIS = (
     Planted(
@@ -265,13 +224,6 @@ REDIS = (
         "token = grant(lease, last, kind, heir, ttl, label, true, time)",
         "redis.call('SET', lease, heir .. '\\0' .. token .. '\\0' .. label, 'PX', ttl)",
         _LOCKS,
-    ),
-    Planted(
-        "an heir has another number",
-        "redis/operating.lua [transfer]",
-        "note_share(heir, now + ttl, token, permit, permits, label)",
-        "permit = permit + 1 note_share(heir, now + ttl, token, permit, permits, label)",
-        _PERMITS,
     ),
     Planted(
         "renewing for another owner",
@@ -288,19 +240,6 @@ REDIS = (
         {"b": ("permit",)},
     ),
     Planted(
-        "a lock fits beside shares",
-        "redis/shares.lua [shares]",
-        "if not is_shared(held) or string.match(held, '^%z%d+%z=(%a+)') ~= mode then return false end",
-        "if not is_shared(held) then return false end",
-    ),
-    Planted(
-        "a share overtakes waiters",
-        "redis/lease.lua [acquire in line]",
-        "if left and turn ~= owner and number > readers_to then return left end",
-        "",
-        {"b": ("reader", "writer", "permit")},
-    ),
-    Planted(
         "a silent waiter keeps its place",
         "redis/line.lua [serve]",
         "elseif not is_alive(age) then",
@@ -314,46 +253,10 @@ REDIS = (
         "redis.pcall('ZREVRANGE', q, place, place, 'WITHSCORES')",
     ),
     Planted(
-        "a waiter for which there is no room is passed over",
-        "redis/line.lua [serve]",
-        """      left = left or LINE_TTL - age
-      break
-""",
-        "      place = place + 1\n",
-    ),
-    Planted(
-        "a permit wakes no other",
-        "redis/lease.lua [acquire in line]",
-        "serve(redis.call('GETEX', lease), time)",
-        "",
-        {"b": ("wide",), "c": ("writer", "wide")},
-    ),
-    Planted(
         "who leaves the line wakes no other",
         "redis/lease.lua [release in line]",
         "    if not e then return released end",
         "    do return released end",
-    ),
-    Planted(
-        "a permit that has ended still counts",
-        "redis/lease.lua [acquire beside]",
-        "  if is_spread(held) then drop_ended(now) end\n",
-        "",
-        {"b": ("permit",)},
-    ),
-    Planted(
-        "a revocation wakes no other",
-        "redis/operating.lua [revoke]",
-        "if redis.call('EXISTS', q) == 1 then serve(redis.call('GETEX', lease), time) end\n",
-        "",
-        _LOCKS,
-    ),
-    Planted(
-        "a lost reason",
-        "redis/operating.lua [note]",
-        "redis.call('HSET', x, owner, reason)",
-        "redis.call('HSET', x, owner, '')",
-        _LOCKS,
     ),
     Planted(
         "releasing for another owner",
@@ -368,20 +271,6 @@ REDIS = (
         "token, problem = higher + 1,",
         "token, problem = higher,",
         _LOCKS,
-    ),
-    Planted(
-        "numbers in the line are given again",
-        "redis/line.lua [stand]",
-        "    behind = math.max(behind, tonumber(redis.call('HGET', w, '') or 0))\n",
-        "",
-        {"b": ("reader", "writer")},
-    ),
-    Planted(
-        "a revocation leaves a reader of the phase",
-        "redis/operating.lua [revoke]",
-        "for i = 1, #ends, 2 do note(x, ends[i]",
-        "for i = 1, 2, 2 do note(x, ends[i]",
-        _READERS,
     ),
 )
 QUORUM = (
@@ -405,7 +294,6 @@ QUORUM = (
     ),
 )
 ETCD = (
-    Planted("permits off by one", "etcd.line:rival_of", "len(ahead) >= mode.of", "len(ahead) >= mode.of - 1", _PERMITS),
     Planted(
         "a reader overtakes a writer",
         "etcd.line:rival_of",
@@ -414,13 +302,6 @@ ETCD = (
         _READERS,
     ),
     Planted("nobody is woken", "etcd.watches:EtcdWaiters._watch_rival", "waiter.wake()", "pass", _LOCKS),
-    Planted(
-        "a lost reason",
-        "etcd:_read_reason",
-        'reason if isinstance(reason, str) else ""',
-        '""',
-        _LOCKS,
-    ),
     Planted(
         "a waiter gets the first number",
         "etcd.line:EtcdLine.turn",
@@ -435,22 +316,8 @@ ETCD = (
         "if permit is None:",
         _READERS,
     ),
-    Planted(
-        "a revocation leaves a reader of the phase",
-        "etcd:EtcdBackend.revoke",
-        "if seen.token(key) == token]",
-        "if seen.token(key) == token][:1]",
-        _READERS,
-    ),
 )
 ZOOKEEPER = (
-    Planted(
-        "permits off by one",
-        "zookeeper.waiters:rival_of",
-        "len(ahead) >= mode.of",
-        "len(ahead) >= mode.of - 1",
-        _PERMITS,
-    ),
     Planted(
         "a reader overtakes a writer",
         "zookeeper.waiters:rival_of",
@@ -466,24 +333,10 @@ ZOOKEEPER = (
         _LOCKS,
     ),
     Planted(
-        "a lost reason",
-        "zookeeper:ZooKeeperBackend._reasons",
-        "read_notes(folder.data).get(mark_of(claim.owner))",
-        "None",
-        _LOCKS,
-    ),
-    Planted(
         "readers keep their token over a writer",
         "zookeeper.waiters:ZooKeeperWaitQueue._grant",
         "if line.noted:",
         "if False:",
-        _READERS,
-    ),
-    Planted(
-        "a revocation leaves a reader of the phase",
-        "zookeeper:ZooKeeperBackend.revoke",
-        "for node, read in held.nodes if",
-        "for node, read in held.nodes[:1] if",
         _READERS,
     ),
 )

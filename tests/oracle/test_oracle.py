@@ -82,22 +82,22 @@ async def differs(player: Player, steps: list[str]) -> str:
 
 @pytest.mark.campaign
 def test_memory_answers_as_the_rules_say():
-    assert play_all(MemoryOracle(), seeds(800, short=250))
+    assert play_all(MemoryOracle(), seeds(800, short=100))
 
 
 @pytest.mark.campaign
 def test_sqlite_answers_as_the_rules_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), seeds(200, short=40))
+    assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), seeds(200, short=20))
 
 
 @pytest.mark.campaign
 def test_postgresql_answers_as_the_rules_say(postgresql_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), seeds(60, short=15))
+    assert play_all(PostgresqlOracle(postgresql_server, monkeypatch), seeds(60, short=8))
 
 
 @pytest.mark.campaign
 def test_mysql_answers_as_the_rules_say(mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
-    assert play_all(MysqlOracle(mysql_server, monkeypatch), seeds(60, short=15))
+    assert play_all(MysqlOracle(mysql_server, monkeypatch), seeds(60, short=8))
 
 
 class MakeRedis(Protocol):
@@ -126,27 +126,27 @@ def on_quorum(redis_quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.campaign
 def test_redis_answers_as_the_rules_say(on_redis: MakeRedis):
-    assert play_all(on_redis(), seeds(80, short=25))
+    assert play_all(on_redis(), seeds(80, short=12))
 
 
 @pytest.mark.campaign
 def test_redis_quorum_answers_as_the_rules_say(on_quorum: MakeRedis):
-    assert play_all(on_quorum(), seeds(60, short=15))
+    assert play_all(on_quorum(), seeds(60, short=8))
 
 
 @pytest.mark.campaign
 def test_etcd_answers_as_the_rules_say(etcd_server: EtcdCluster):
-    assert play_all(NodesOracle(etcd_server.url), seeds(15, short=5))
+    assert play_all(NodesOracle(etcd_server.url), seeds(15, short=3))
 
 
 @pytest.mark.campaign
 def test_zookeeper_answers_as_the_rules_say(zookeeper_url: str):
-    assert play_all(NodesOracle(zookeeper_url), seeds(40, short=10))
+    assert play_all(NodesOracle(zookeeper_url), seeds(40, short=5))
 
 
 @pytest.mark.campaign
 def test_kahuna_answers_as_the_rules_say(kahuna_server: KahunaServer):
-    assert play_all(KahunaOracle(kahuna_server.url), seeds(200, short=40))
+    assert play_all(KahunaOracle(kahuna_server.url), seeds(200, short=20))
 
 
 def catch(bench: Bench, planted: Planted, seeds: range) -> None:

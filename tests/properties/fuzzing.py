@@ -28,10 +28,10 @@ def repeated(examples: int) -> settings:
 
 
 def checked(examples: int) -> Callable[[Test], Test]:
-    """Make a test a campaign of so many examples, of which every run has a fifth."""
+    """Make a test a campaign of so many examples, of which every run has a tenth."""
 
     def decorate(test: Test) -> Test:
-        return pytest.mark.campaign(repeated(amount(examples, short=examples // 5))(test))
+        return pytest.mark.campaign(repeated(amount(examples, short=examples // 10))(test))
 
     return decorate
 

@@ -20,7 +20,7 @@ from fencing_sdk.backends.memory import MemoryBackend
 
 NAME = "nightly"
 TTL = 2.0
-ROUNDS = amount(10_000, short=500)
+ROUNDS = amount(10_000, short=150)
 """Calls of ``revoke`` in each history."""
 
 
