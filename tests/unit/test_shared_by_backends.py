@@ -16,7 +16,6 @@ from fencing_sdk.backends._shared.background_task import BackgroundTask, Backgro
 from fencing_sdk.backends._shared.error_translation import (
     ErrorTranslation,
     Verdict,
-    no_connection_to,
     verdict_by_class,
 )
 from fencing_sdk.backends._shared.losses import LossNotices, reason_for, with_reasons
@@ -47,18 +46,6 @@ async def forever() -> None:
 
 
 class TestWaiters:
-    async def test_a_wake_up_lets_a_waiter_try_once(self):
-        waiter = Waiter(claim())
-        waiter.wake()
-        assert await returned(waiter)
-        assert not await returned(waiter)
-
-    async def test_a_wake_up_before_the_wait_is_kept(self):
-        table = WaiterTable[Waiter]()
-        waiter = table.add(Waiter(claim(), "t"))
-        table.wake("t")
-        assert await returned(waiter)
-
     async def test_a_waiter_whose_place_is_lost_raises_the_error_again_and_again(self):
         waiter = Waiter(claim())
         waiter.fail(BackendUnavailableError("Store", "queue", "the line has moved"))
@@ -66,40 +53,6 @@ class TestWaiters:
             with pytest.raises(BackendUnavailableError, match="moved"):
                 await waiter.wait()
             waiter.wake()
-
-    def test_the_table_finds_a_waiter_by_claim_and_by_ticket(self):
-        table = WaiterTable[Waiter]()
-        one, other = table.add(Waiter(claim("a"), "1")), table.add(Waiter(claim("b"), "2"))
-        assert [table.find(claim("a")), table.find(claim("b")), table.find(claim("c"))] == [one, other, None]
-        assert [table.find_ticket("1"), table.find_ticket("2"), table.find_ticket("3")] == [one, other, None]
-        assert list(table) == [one, other]
-
-    def test_a_waiter_without_a_ticket_is_found_by_its_claim_alone(self):
-        table = WaiterTable[Waiter]()
-        waiter = table.add(Waiter(claim()))
-        assert table.find(claim()) is waiter
-        assert table.find_ticket("") is None
-
-    async def test_a_ticket_wakes_its_waiter_and_no_other(self):
-        table = WaiterTable[Waiter]()
-        one, other = table.add(Waiter(claim("a"), "1")), table.add(Waiter(claim("b"), "2"))
-        table.wake("2")
-        table.wake("unknown")
-        assert [await returned(one), await returned(other)] == [False, True]
-
-    async def test_all_may_be_woken_at_once(self):
-        table = WaiterTable[Waiter]()
-        waiters = [table.add(Waiter(claim(owner))) for owner in "abc"]
-        table.wake_all()
-        assert [await returned(waiter) for waiter in waiters] == [True, True, True]
-
-    def test_a_waiter_that_was_removed_is_found_no_more(self):
-        table = WaiterTable[Waiter]()
-        waiter = table.add(Waiter(claim(), "1"))
-        table.remove(waiter)
-        table.remove(waiter)
-        assert table.find(claim()) is table.find_ticket("1") is None
-        assert not table
 
     def test_removing_an_earlier_waiter_leaves_a_later_one_of_the_same_claim(self):
         table = WaiterTable[Waiter]()
@@ -141,23 +94,6 @@ class TestWaiters:
 
 
 class TestLossNotices:
-    def test_every_callback_is_told_until_it_is_taken_back(self):
-        heard: list[tuple[str, str, LossReason]] = []
-        notices = LossNotices()
-        assert not notices.wanted
-        stop = notices.on_loss(lambda claim, reason, *_: heard.append(("one", claim.owner, reason)))
-        notices.on_loss(lambda claim, reason, *_: heard.append(("other", claim.owner, reason)))
-        notices.notify(claim("a"), LossReason.REVOKED)
-        stop()
-        stop()
-        notices.notify(claim("b"), LossReason.TAKEN_OVER)
-        assert heard == [
-            ("one", "a", LossReason.REVOKED),
-            ("other", "a", LossReason.REVOKED),
-            ("other", "b", LossReason.TAKEN_OVER),
-        ]
-        assert notices.wanted
-
     def test_a_callback_may_take_itself_back_while_it_is_called(self):
         heard: list[str] = []
         notices = LossNotices()
@@ -186,18 +122,6 @@ class TestBackgroundTask:
         await task.aclose()
         assert not task.running
         await task.aclose()
-
-    async def test_it_begins_again_when_it_has_ended(self):
-        begun: list[None] = []
-
-        async def work() -> None:
-            begun.append(None)
-
-        task = BackgroundTask()
-        for _ in range(2):
-            task.start(work)
-            await asyncio.sleep(0)
-        assert len(begun) == 2
 
     async def test_it_sees_no_context_variable_of_the_caller(self):
         variable = contextvars.ContextVar("variable", default="none")
@@ -233,25 +157,6 @@ class TestBackgroundTask:
 
 
 class TestBackgroundTasks:
-    async def test_several_run_side_by_side_and_get_a_moment_to_end(self):
-        ended: list[int] = []
-
-        async def work(number: int) -> None:
-            await asyncio.sleep(0)
-            ended.append(number)
-
-        tasks = BackgroundTasks()
-        for number in range(3):
-            tasks.start(work(number))
-        await tasks.aclose(patience=10.0)
-        assert ended == [0, 1, 2]
-
-    async def test_those_that_do_not_end_are_cancelled(self):
-        tasks = BackgroundTasks()
-        task = tasks.start(forever())
-        await tasks.aclose(patience=0.01)
-        assert task.cancelled()
-
     async def test_a_forked_child_forgets_those_of_its_parent(self):
         tasks = BackgroundTasks()
         task = tasks.start(forever())
@@ -317,10 +222,6 @@ async def test_servers_that_take_no_connection_are_told_with_their_hosts_and_por
         async with connect(url):
             pass
     assert "secret" not in f"{heard.value} {heard.value.__cause__!r} {heard.value.__cause__}"
-
-
-def test_an_error_names_a_few_servers_of_many():
-    assert no_connection_to([str(number) for number in range(7)]) == "no connection to 0, 1, 2, 3, 4 and 2 more"
 
 
 # The rules of etcd and ZooKeeper about a line of nodes, as tables. `tests/simulation/line_model.py` plays `rival_of`

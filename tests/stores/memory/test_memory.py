@@ -12,7 +12,6 @@ from inside import LINE_POLL
 
 from fencing_sdk import ConfigurationError, LockClient, connect
 from fencing_sdk.abc import Backend, Busy, Claim, Grant
-from fencing_sdk.backends import from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import BackendSuite
 from fencing_sdk.testing.promises.under_test import in_line
@@ -81,12 +80,6 @@ async def test_hybrid_tokens_start_at_the_wall_clock_so_a_new_process_goes_on_ab
     before = time.time_ns() // 10_000
     grant = await MemoryBackend().acquire(Claim("a", 60))
     assert before <= grant.token <= time.time_ns() // 10_000
-
-
-async def test_counter_tokens_are_one_two_three():
-    backend = from_url("memory://?tokens=counter")
-    tokens = [(await backend.acquire(Claim(name, 60))).token for name in ("a", "b", "a/b")]
-    assert tokens == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -188,21 +188,17 @@ async def _no_session(server: MysqlServer) -> bool:
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_gone(start_mysql):
+    """It stands still until the closing has ended."""
     server = await asyncio.to_thread(start_mysql)
-    seconds = []
-    while not seconds or (min(seconds) >= 3.0 and len(seconds) < 3):  # a machine that stands still is slower
-        backend = from_url(server.url)
-        await backend.open()
-        backend._mysql.open_box(lambda _: None)
-        await asleep(server)
-        await kill(server, *[number for number in await sessions(server) if number not in await sleepers(server)])
-        server.pause()
-        before = CLOCK.now()
+    backend = from_url(server.url)
+    await backend.open()
+    backend._mysql.open_box(lambda _: None)
+    await asleep(server)
+    await kill(server, *[number for number in await sessions(server) if number not in await sleepers(server)])
+    server.pause()
+    async with asyncio.timeout(PATIENCE):
         await backend.aclose()
-        seconds.append(CLOCK.now() - before)
-        server.resume()
-        await eventually(lambda: _no_session(server), what="the server has noticed that")
-    assert min(seconds) < 3.0
+    server.resume()
 
 
 @pytest.mark.parametrize("names", [1, 100])

@@ -13,7 +13,6 @@ import asyncmy
 import asyncmy.errors
 import pytest
 from child_processes import state
-from event_log import ENDED_BY_TIME
 from fault_proxy import FaultProxy
 from local_ports import HOST, free_port
 from mysql_between import MysqlBetween
@@ -124,19 +123,6 @@ async def test_waiters_get_their_turn_without_a_connection_to_sleep_on(mysql_ser
 # Servers that go away, and hosts.
 
 
-class LaterDriver(asyncmy.Connection):
-    """Has its loop elsewhere."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__("_former_loop" if name == "_loop" and hasattr(self, name) else name, value)
-
-
-async def test_a_driver_that_keeps_its_loop_to_itself_dials_by_that(mysql_server, monkeypatch):
-    monkeypatch.setattr(asyncmy, "Connection", LaterDriver)
-    async with connect(mysql_server.url) as locks, locks.lock("a") as lease:
-        assert lease.held
-
-
 @pytest.mark.parametrize("how", ["restart", "kill"])
 async def test_a_server_that_starts_again_costs_no_lease(how, start_mysql):
     server = await asyncio.to_thread(start_mysql)
@@ -201,15 +187,6 @@ async def test_the_first_host_that_takes_writes_is_used(kind, start_mysql, mysql
             await log.seen(Renewed, len(log.of(Renewed)) + 2)
             await stay.end()
             assert log.of(Lost) == []
-
-
-async def test_hosts_that_are_all_away_are_all_named():
-    one, other = sorted([free_port(), free_port()])
-    async with aclosing(from_url(f"mysql://app@{HOST}:{other},{HOST}:{one}/app")) as backend:
-        with pytest.raises(BackendUnavailableError) as caught:
-            await backend.open()
-    refused = "(Connection refused)"
-    assert str(caught.value).endswith(f"no connection to {HOST}:{one} {refused}, {HOST}:{other} {refused}")
 
 
 async def test_of_several_hosts_each_is_named_with_what_it_said(start_mysql):
@@ -283,19 +260,6 @@ async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend)
         assert list(await renewal) == [Renewal.RENEWED]
 
 
-async def test_a_short_idle_timeout_of_the_server_costs_nothing(start_mysql):
-    server = await asyncio.to_thread(start_mysql, wait_timeout=3, interactive_timeout=3)
-    async with aclosing(from_url(server.url)) as backend, aclosing(from_url(server.url)) as writer:
-        await backend.open()
-        await writer.acquire(Claim("a", 60.0))
-
-        async def one_has_ended() -> bool:
-            return len(await sessions(server)) < 2
-
-        await eventually(one_has_ended, what="the server ended the idle connection")
-        assert await backend.inspect("a") is not None
-
-
 @pytest.mark.parametrize("what", ["", "QUERY"])
 async def test_a_connection_that_is_ended_while_idle_costs_no_call(what, mysql_server, backend):
     held = Claim("a", 60.0)
@@ -353,23 +317,6 @@ async def test_a_process_that_freezes_within_a_transaction_frees_the_row_soon(wh
         assert await worker.says("answered") == [outcome]
         await worker.ended()
     await rival.release(claim)
-
-
-async def test_a_row_that_an_operator_locks_holds_up_no_other_lease(mysql_server):
-    async with opened(mysql_server.url) as (locks, log):
-        async with staying(locks.lock("a", **SHORT)) as locked, staying(locks.lock("b", **SHORT)) as free:
-            await log.seen(Renewed, 2)
-            async with in_transaction(mysql_server, LOCKED.format("a")):
-                await locked.over()
-                assert locked.lost in ENDED_BY_TIME
-                renewed = len(log.of(Renewed))
-                await log.seen(Renewed, renewed + 3)
-                assert any(
-                    "keeps the row of the lock, or of its fence, or the whole table, locked" in e.error
-                    for e in log.of(RenewalFailed)
-                )
-            assert free.lost is None
-            await free.end()
 
 
 async def test_a_row_that_an_operator_locks_is_waited_for_and_holds_up_no_lease(mysql_server, backend):

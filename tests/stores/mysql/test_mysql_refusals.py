@@ -103,17 +103,6 @@ async def test_an_account_that_does_not_let_its_user_in_is_named(change, mysql_s
     assert refused(error) is not change.startswith("WITH")
 
 
-@pytest.mark.parametrize(("name", "said"), [("peter", "1045"), ("nobody", "1044")])
-async def test_the_anonymous_user_that_takes_a_login_for_itself_is_refused(name, said, mysql_server):
-    """It wins over ``'peter'@'%'``, as its host is the more specific one."""
-    mysql_server.ask("CREATE USER ''@'localhost'")
-    mysql_server.ask(f"CREATE USER 'peter'@'%' IDENTIFIED BY '{WRONG}'")
-    mysql_server.ask("GRANT ALL PRIVILEGES ON *.* TO 'peter'@'%'")
-    error = await complaint(by_socket(mysql_server, name, WRONG if name == "peter" else ""))
-    assert refused(error)
-    assert said in str(error)
-
-
 async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowhere(mysql_server, caplog):
     caplog.set_level(logging.DEBUG)
     user(mysql_server, password=PASSWORD, rights="ALL PRIVILEGES")

@@ -30,7 +30,7 @@ from postgresql_stage import (
     waiting,
 )
 from serving import serving
-from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying, use_in_turn
+from stays import LEAVING, LONG, PATIENCE, SHORT, Stay, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
 from fencing_sdk._values.url import read_postgresql_url
@@ -161,13 +161,6 @@ async def test_everything_works_through_a_pooling_proxy(options, pgbouncer):
     await everything_works(pgbouncer.url, **options)
 
 
-@POOLED
-async def test_clients_that_share_two_connections_enter_one_by_one(options, pgbouncer):
-    async with contextlib.AsyncExitStack() as stack:
-        clients = [(await stack.enter_async_context(opened(pgbouncer.url, **options)))[0] for _ in range(4)]
-        await use_in_turn(clients, tasks=3, times=3)
-
-
 async def test_first_use_through_a_pooling_proxy_creates_the_schema_once(pgbouncer):
     async with contextlib.AsyncExitStack() as stack:
 
@@ -178,21 +171,6 @@ async def test_first_use_through_a_pooling_proxy_creates_the_schema_once(pgbounc
 
         tokens = await asyncio.gather(*(first() for _ in range(6)))
     assert len(set(tokens)) == 6
-
-
-async def test_leases_of_many_clients_are_renewed_beside_each_other(pgbouncer):
-    async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(opened(pgbouncer.url, pooled=True)) for _ in range(4)]
-        stays = [
-            await stack.enter_async_context(staying(locks.lock(f"{number} {name}", **LONG)))
-            for number, (locks, _) in enumerate(clients)
-            for name in "abc"
-        ]
-        for _, log in clients:
-            await log.seen(Renewed, 9)
-        for stay in stays:
-            await stay.end()
-        assert [log.of(Lost) for _, log in clients] == [[]] * 4
 
 
 async def test_waiters_poll_and_get_their_turn_in_order(pgbouncer, postgresql_server):
@@ -339,12 +317,6 @@ async def test_a_password_that_changes_ends_the_body_in_time_and_is_shown_nowher
             assert secret not in shown
 
 
-async def test_a_database_that_is_not_there_is_refused_at_once(postgresql_server):
-    with pytest.raises(BackendRefusedError):
-        async with asyncio.timeout(PATIENCE), opened(postgresql_server.url + "_not"):
-            pytest.fail("it opened")
-
-
 # Addresses and TLS.
 
 
@@ -480,13 +452,6 @@ async def test_who_may_not_create_is_told_what_to_do(postgresql_server):
             await locks.lock("a").acquire()
 
 
-async def test_without_create_a_database_without_the_schema_is_refused_with_a_way_out(postgresql_server):
-    with pytest.raises(BackendRefusedError, match="fencing init"):
-        async with opened(postgresql_server.url, create=False) as (locks, _):
-            await locks.lock("a").acquire()
-    assert await postgresql_server.value("SELECT to_regnamespace('fencing')") is None
-
-
 async def test_these_permissions_are_enough(postgresql_server):
     await prepared(postgresql_server)
     await everything_works(postgresql_server.url_as("app"))
@@ -514,16 +479,6 @@ async def prepared(server: PostgresqlServer) -> None:
 async def test_a_missing_permission_is_refused_at_once_and_leaves_nothing(missing, postgresql_server):
     await prepared(postgresql_server)
     await postgresql_server.execute(f"REVOKE {missing} FROM app")
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(BackendRefusedError):
-            async with opened(postgresql_server.url_as("app")) as (locks, _):
-                await locks.lock("a").acquire()
-    await nothing_left(postgresql_server)
-
-
-async def test_without_permission_to_call_it_is_refused_at_once(postgresql_server):
-    await prepared(postgresql_server)
-    await postgresql_server.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA fencing FROM PUBLIC")
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(BackendRefusedError):
             async with opened(postgresql_server.url_as("app")) as (locks, _):

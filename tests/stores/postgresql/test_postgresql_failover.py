@@ -167,19 +167,6 @@ async def test_a_primary_that_becomes_a_standby_is_left_for_the_other(postgresql
     assert log.of(Lost) == []
 
 
-async def test_a_failover_that_comes_too_late_ends_the_body_in_time(postgresql_group):
-    group = postgresql_group
-    async with opened(group.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
-        await renewed_or_over(log, stay)
-        await group.synced()
-        group.primary.kill()
-        await stay.over()
-        assert stay.lost is not None
-        await group.promote()
-        async with locks.lock("a", wait=PATIENCE) as lease:
-            assert lease.token > stay.token
-
-
 # The server stops at once or loses its memory, and starts again: what was granted stays granted, tokens grow.
 
 
@@ -272,21 +259,6 @@ async def test_a_restart_for_longer_than_the_lease_ends_the_body_in_time(start_p
     await nothing_left(server)
 
 
-async def test_a_server_that_starts_up_is_waited_for(start_postgresql):
-    """57P03, the database system is starting up: no reason to give up."""
-    server = start_postgresql()
-    async with opened(server.url) as (locks, log), staying(locks.lock("a", ttl=20, heartbeat_interval=0.2)) as stay:
-        await log.seen(Renewed)
-        await asyncio.to_thread(server.stop)
-        await log.seen(RenewalFailed, 2)
-        await asyncio.to_thread(server.start)
-        renewed = len(log.of(Renewed))
-        await log.seen(Renewed, renewed + 1)
-        await stay.end()
-    assert log.of(Lost) == []
-    await nothing_left(server)
-
-
 # One session ends.
 
 
@@ -320,26 +292,6 @@ async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_ser
 
 
 # The connection breaks.
-
-
-@pytest.mark.every_loop
-async def test_a_connection_terminated_again_and_again_costs_nothing_and_leaves_one(postgresql_server):
-    ended: set[int] = set()
-
-    async def connected_again() -> set[int]:
-        """The one connection, once those that were terminated are gone: both take the server some time."""
-        pids = {session["pid"] for session in await sessions(postgresql_server)}
-        return pids if len(pids) == 1 and not pids & ended else set()
-
-    async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
-        for _ in range(4):
-            ended |= await eventually(connected_again, what="there is one connection")
-            await terminate(postgresql_server)
-            await eventually(connected_again, what="there is one connection, and a new one")
-            await log.seen(Renewed, len(log.of(Renewed)) + 1)
-        await stay.end()
-    assert log.of(Lost) == []
-    await nothing_left(postgresql_server)
 
 
 # The client gives up at the very moment when a connection has been opened.
@@ -461,14 +413,6 @@ async def test_behind_a_pooling_proxy_the_next_renewal_tells_and_no_session_is_l
                 await heard(stay)
         finally:
             await application.close()
-
-
-@pytest.mark.usefixtures("short")
-async def test_a_client_that_was_told_of_a_pooling_proxy_does_not_listen(postgresql_proxy):
-    async with opened(postgresql_proxy.url, pooled=True) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
-        await listening(locks)
-        assert not [text for _, text, *_ in postgresql_proxy.requests if text.startswith(b"LISTEN")]
-        await stay.end()
 
 
 @pytest.mark.usefixtures("short")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,11 +14,10 @@ from patience import until
 from postgresql_proxy import PostgresqlProxy
 from postgresql_replicas import Replicated
 from postgresql_server import PostgresqlServer
-from postgresql_stage import LISTENING, everything_works, nothing_left, refusals, role, sessions, waiting
+from postgresql_stage import LISTENING, everything_works, nothing_left, refusals, role, waiting
 from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
-from fencing_sdk import BackendUnavailableError, ConfigurationError, Holder, connect
-from fencing_sdk._client import PAGE
+from fencing_sdk import BackendUnavailableError, connect
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendRefusedError
@@ -162,19 +160,6 @@ async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, p
     await backend.aclose()
 
 
-async def test_a_row_that_another_transaction_keeps_locked_costs_the_other_leases_nothing(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    claims = [Claim(name, 30.0) for name in "abc"]
-    for claim in claims:
-        await backend.acquire(claim)
-    async with postgresql_server.connected() as connection, connection.transaction():
-        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'b' FOR UPDATE")
-        outcomes = await backend.renew(claims)
-    assert outcomes == [Renewal.RENEWED, Renewal.UNKNOWN, Renewal.RENEWED]
-    assert await backend.renew(claims) == [Renewal.RENEWED] * 3
-    await backend.aclose()
-
-
 @pytest.mark.parametrize("mode", [LOCK, READER, Permit(of=2)], ids=lambda mode: mode.word)
 async def test_a_token_that_would_not_fit_is_refused_in_every_mode(mode, postgresql_server):
     backend = PostgresqlBackend(postgresql_server.url)
@@ -184,20 +169,6 @@ async def test_a_token_that_would_not_fit_is_refused_in_every_mode(mode, postgre
     with pytest.raises(BackendRefusedError, match="53 bits"):
         await backend.acquire(Claim("a", 30.0, mode=mode))
     assert await backend.inspect("a") is None
-    await backend.aclose()
-
-
-@pytest.mark.parametrize("call", ["acquire", "release"])
-async def test_a_call_waits_for_a_locked_row_for_a_bounded_time(call, postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(claim := Claim("a", 30.0))
-    if call == "acquire":
-        await backend.release(claim)
-    async with postgresql_server.connected() as connection, connection.transaction():
-        await connection.execute("SELECT FROM fencing.fencing_lock WHERE name = 'a' FOR UPDATE")
-        async with asyncio.timeout(PATIENCE):
-            with pytest.raises(BackendUnavailableError):
-                await (backend.acquire(claim) if call == "acquire" else backend.release(claim))
     await backend.aclose()
 
 
@@ -270,22 +241,6 @@ async def test_two_spellings_are_two_names_whatever_the_collation(postgresql_ser
         for lease in leases:
             await lease.release()
     await nothing_left(postgresql_server)
-
-
-@pytest.mark.parametrize("schema", ['we"ird; DROP SCHEMA public; --', "Größe 😀.$fencing$", "'SELECT"])
-async def test_a_schema_may_have_any_name(schema, postgresql_server):
-    await everything_works(postgresql_server.url, schema=schema)
-    found = await postgresql_server.fetch("SELECT nspname FROM pg_namespace WHERE nspname = $1", schema)
-    assert len(found) == 1
-    assert await postgresql_server.value("SELECT to_regnamespace('fencing')") is None
-    assert await postgresql_server.value("SELECT to_regnamespace('public')") is not None
-
-
-@pytest.mark.parametrize("schema", ["", "x" * 64, "a\0b", "pg_evil", "\ud800"])
-async def test_a_schema_that_cannot_be_named_is_refused_when_built(schema, postgresql_server):
-    with pytest.raises(ConfigurationError):
-        async with opened(postgresql_server.url, schema=schema):
-            pytest.fail("it opened")
 
 
 # A hostile search_path: whatever is called without its schema is the attacker's.
@@ -361,48 +316,6 @@ async def test_nothing_in_the_search_path_is_ever_called(path, postgresql_server
                 await session.fetchval("SELECT pg_catalog.now() > now()")
 
 
-# What a listing of many locks asks of the server, and what it keeps of the answers: counted, not timed.
-
-
-LOCKS = 5 * PAGE
-SEEDED = """
-    INSERT INTO fencing.fencing_lock (name, owner, token, mode, expires_at)
-    SELECT 'job/' || lpad(n::text, 6, '0'), 'h' || n || ':secret', n, 'lock', clock_timestamp() + interval '1 hour'
-      FROM generate_series(1, $1) n
-"""
-CALLS = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencing'"
-
-
-def holders_in_memory() -> int:
-    return sum(type(found) is Holder for found in gc.get_objects())
-
-
-async def test_many_locks_are_listed_in_pages_one_of_which_is_in_memory(postgresql_server):
-    server = postgresql_server
-    await server.execute(f"ALTER DATABASE {server.database} SET track_functions = 'all'")
-    async with opened(server.url) as (locks, _):
-        async with locks.lock("free"):  # the tables are there
-            pass
-        await server.fetch(SEEDED, LOCKS)
-        gc.collect()
-        before, most, names = holders_in_memory(), 0, []
-        async for holder in locks.all_holders("job/*"):
-            names.append(holder.name)
-            if len(names) % PAGE == 1:
-                most = max(most, holders_in_memory() - before)
-    assert names == [f"job/{number:06}" for number in range(1, LOCKS + 1)]
-    assert PAGE <= most <= 2 * PAGE  # a page, and while the next is read the one before
-
-    async def heard() -> bool:
-        return not await sessions(server)  # a session tells what it called when it ends, at the latest
-
-    await eventually(heard, what="the sessions have ended")
-    calls = {record["funcname"]: record["calls"] for record in await server.fetch(CALLS)}
-    pages = LOCKS // PAGE + 1  # the last is empty
-    assert calls["fencing_list"] == calls["fencing_held"] == pages
-    assert calls["fencing_check"] == 2 * pages + 1  # and once for the lock, whose name had no row
-
-
 # A server that takes no writes and is not a standby, as an old primary that an operator has fenced off. The new primary
 # is behind a proxy that makes it answer later, so that a client that takes the first answer takes the wrong server
 # every time.
@@ -471,32 +384,6 @@ async def test_an_old_primary_without_the_tables_says_nothing_about_the_new_one(
         pass
     async with slower(group) as url, opened(url, create=False) as (locks, _), locks.lock("a", wait=PATIENCE):
         pass
-
-
-async def test_the_tables_are_created_at_the_new_primary_though_the_old_one_has_them(postgresql_group):
-    group = postgresql_group
-    promoted = await group.promote()
-    async with opened(group.primary.url) as (locks, _), locks.lock("a"):
-        pass
-    await set_read_only(group.primary)
-    async with slower(group) as url:
-        backend = PostgresqlBackend(url)
-        await backend.create_schema()
-        await backend.aclose()
-    assert await promoted.value("SELECT count(*) FROM fencing.fencing_lock") == 0
-
-
-async def test_one_host_that_is_read_only_is_named_as_the_reason_until_it_takes_writes(start_postgresql):
-    server = start_postgresql(default_transaction_read_only=True)
-    with pytest.raises(BackendUnavailableError, match=WHY):
-        async with opened(server.url):
-            pytest.fail("it opened")
-    backend = PostgresqlBackend(server.url)
-    with pytest.raises(BackendUnavailableError, match=WHY):
-        await backend.acquire(Claim("a", 30.0))
-    await set_read_only(server, on=False)
-    assert isinstance(await backend.acquire(Claim("a", 30.0)), Grant)
-    await backend.aclose()
 
 
 async def test_a_role_that_may_only_read_is_told_why(postgresql_server):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 
-import asyncpg
 import pytest
 from event_log import CLOCK
 from inside import LONGEST_PAUSE
@@ -19,7 +17,6 @@ from stays import (
     SHORT,
     Stay,
     answered,
-    eventually,
     opened,
     renewed_or_over,
     staying,
@@ -36,7 +33,6 @@ from fencing_sdk import (
 )
 from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.postgresql import PostgresqlBackend
-from fencing_sdk.errors import BackendError
 from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.guards.sql import SqlGuard
 
@@ -198,20 +194,6 @@ HINDERING = {
 }
 
 
-async def test_what_is_left_of_a_lock_that_is_renewed_while_it_is_looked_at_is_no_more_than_its_ttl(postgresql_server):
-    """The clock is read after the row."""
-    async with opened(postgresql_server.url) as (locks, _), postgresql_server.connected() as other:
-        lease = await locks.lock("b", ttl=60).acquire()
-        async with other.transaction():
-            await other.execute("LOCK TABLE fencing.fencing_lock")
-            looked = asyncio.create_task(locks.inspect("b"))
-            ask = partial(other.fetchval, "SELECT count(*) FROM pg_locks WHERE NOT granted")
-            await eventually(ask, what="the look waits for the table")
-            await other.execute("UPDATE fencing.fencing_lock SET expires_at = clock_timestamp() + interval '60 s'")
-        assert 0 < (await looked).remaining <= 60
-        await lease.release()
-
-
 @pytest.mark.parametrize("setting", HINDERING.values(), ids=HINDERING.keys())
 async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
     url = await role(postgresql_server, setting)
@@ -250,26 +232,6 @@ async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql
                 await ending
                 await waiter.over()
                 assert waiter.error is None
-    await nothing_left(server)
-
-
-@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
-async def test_a_snapshot_from_before_the_row_was_locked_is_refused(isolation, postgresql_server):
-    server = postgresql_server
-    async with opened(server.url) as (locks, _), opened(server.url) as (others, _):
-        async with staying(locks.lock("a", ttl=60)) as stay, server.connected() as session:
-            for call in (
-                "fencing_give_back('a', $1)",
-                "fencing_join('a', $1, 'c', 'w', NULL, 'lock', NULL)",
-                "fencing_leave('a', $1)",
-            ):
-                async with session.transaction(isolation=isolation):
-                    with pytest.raises(asyncpg.PostgresError) as refused:
-                        async with session.transaction():
-                            await session.execute(f"SELECT fencing.{call}".replace("$1", f"'{stay.lease.owner}'"))
-                assert refused.value.sqlstate == "FS002"
-            assert await answered(others.lock("a").try_acquire) is None
-            await stay.end()
     await nothing_left(server)
 
 
@@ -313,18 +275,6 @@ async def test_sessions_that_the_server_ends_when_they_are_idle_cost_nothing(pos
                 assert waiter.error is None
     assert log.of(Lost) == []
     await nothing_left(postgresql_server)
-
-
-async def test_a_role_that_may_only_read_is_told_within_its_patience(postgresql_server):
-    async with opened(postgresql_server.url) as (locks, _), locks.lock("a"):
-        pass
-    url = await role(postgresql_server, "default_transaction_read_only = on")
-    await postgresql_server.execute(NEEDED)
-    begun = CLOCK.now()
-    with pytest.raises(BackendError):
-        async with opened(url) as (locks, _):
-            await locks.lock("a", wait=0.5).acquire()
-    assert CLOCK.now() - begun < LEAVING
 
 
 # Clocks.

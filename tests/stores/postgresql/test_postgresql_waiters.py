@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from pathlib import Path
 
 import pytest
 from inside import LONGEST_PAUSE
@@ -14,7 +13,6 @@ from postgresql_server import PostgresqlServer
 from postgresql_stage import idle_in_transaction, line, nothing_left, terminate, waiting
 from shares_suite import NAME, claim_of, granted, served
 from stays import PATIENCE, Stay, eventually, opened, staying, use_in_turn
-from worker_processes import worker_processes
 
 from fencing_sdk import BackendUnavailableError
 from fencing_sdk.abc import READER, WRITER, Busy, Claim, Grant
@@ -27,25 +25,7 @@ pytest_plugins = ["postgresql_fixtures"]
 # Many wait for one lock; some are killed, wake-ups are lost: all others are served, in order, one by one.
 
 
-LIMIT = 50.0
-
-
 # Processes.
-
-
-async def test_twelve_processes_that_are_the_first_at_the_same_time_create_the_schema_once(postgresql_server):
-    server = postgresql_server
-    async with worker_processes() as start:
-        workers = [await start(Path(__file__).with_name("postgresql_first.py"), server.url, "a") for _ in range(12)]
-        for worker in workers:
-            await worker.says("ready")
-        assert await server.value("SELECT to_regnamespace('fencing')") is None
-        for worker in workers:
-            await worker.go_on()
-        tokens = [int((await worker.ended()).split()[2]) for worker in workers]
-    assert len(set(tokens)) == 12
-    assert await server.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == max(tokens)
-    await nothing_left(server)
 
 
 # One process.
@@ -107,22 +87,6 @@ async def test_a_head_that_leaves_while_it_is_its_turn_wakes_the_next(postgresql
             await following.over()
             assert following.error is None
         proxy.heal()
-    await nothing_left(server)
-
-
-async def test_a_head_that_is_dead_is_passed_over_and_its_place_is_removed(postgresql_server):
-    server = postgresql_server
-    async with opened(server.url) as (locks, _):
-        async with locks.lock("a"):
-            pass
-        for moment in ("now() - interval '1 hour'", "now() + interval '1 hour'", "now()"):
-            await server.execute(
-                "INSERT INTO fencing.fencing_waiter (name, number, owner, seen, channel, word, mode) "
-                f"VALUES ('a', 1, 'dead', {moment}, 'nowhere', 'x', 'lock')"
-            )
-            async with locks.lock("a", wait=PATIENCE):
-                pass
-            await waiting(server, 0)
     await nothing_left(server)
 
 

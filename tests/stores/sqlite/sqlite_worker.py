@@ -102,15 +102,6 @@ async def poll(backend: SqliteBackend, name: str) -> None:
     await backend.release(claim)
 
 
-async def hold(backend: SqliteBackend, name: str, ttl: str) -> None:
-    claim = Claim(name, float(ttl))
-    outcome = await backend.acquire(claim)
-    assert isinstance(outcome, Grant)
-    say("granted", outcome.token)
-    await asked_to_go()
-    await backend.release(claim)
-
-
 async def half(backend: SqliteBackend) -> None:
     def work(opened: OpenFile) -> None:
         with opened.file.transaction() as now:
@@ -123,7 +114,7 @@ async def half(backend: SqliteBackend) -> None:
 
 async def main(command: str, path: str, *arguments: str) -> None:
     backend = SqliteBackend(path, tokens="counter" if command == "fight" else "hybrid")
-    commands = {"fight": fight, "race": race, "stand": stand, "poll": poll, "hold": hold, "half": half}
+    commands = {"fight": fight, "race": race, "stand": stand, "poll": poll, "half": half}
     try:
         await commands[command](backend, *arguments)
     finally:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import os
-import random
 import socket
 import sqlite3
 import subprocess
@@ -14,10 +11,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inside import BootClock, wall_micros
@@ -34,7 +29,7 @@ from fencing_sdk.backends.sqlite.file import LockFile
 from fencing_sdk.backends.sqlite.rows import OpenFile
 from fencing_sdk.backends.sqlite.store import SqlThread
 from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, LeaseLostError
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LeaseLostError
 from fencing_sdk.testing.promises.under_test import in_line
 
 # Which file is meant, which files are refused, and what becomes of SQLite's errors.
@@ -74,54 +69,9 @@ def test_a_url_that_names_a_host_or_a_fragment_is_refused(url: str):
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["", ":memory:", "a\0b", b"locks.db", None, 42])
-def test_a_path_that_names_no_file_is_refused_when_built(path: object):
-    with pytest.raises(ConfigurationError):
-        SqliteBackend(path)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token": "hybrid"},
-        {"tokens": "uuid"},
-        {"tokens": ""},
-        {"tokens": None},
-        {"synchronous": "off"},
-        {"synchronous": "FULL; DROP TABLE x"},
-        {"synchronous": None},
-        {"timeout": 5},
-    ],
-)
-def test_an_unknown_option_is_refused_when_built(options: dict[str, object]):
-    with pytest.raises(ConfigurationError):
-        connect("sqlite:///locks.db", **options)
-
-
-def test_an_option_may_stand_in_the_url_but_not_twice():
-    connect("sqlite:///locks.db?tokens=counter&synchronous=normal")
-    with pytest.raises(ConfigurationError, match="twice"):
-        connect("sqlite:///locks.db?tokens=counter", tokens="counter")
-
-
 def test_nothing_is_touched_when_built(tmp_path: Path):
     SqliteBackend(tmp_path / "locks.db")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [("counter", [1, 2, 3]), ("hybrid", None)])
-async def test_tokens_count_or_follow_the_clock(tmp_path: Path, tokens: str, expected: list[int] | None):
-    backend = from_url(f"sqlite:///{tmp_path}/locks.db", tokens=tokens)
-    granted = []
-    for _ in range(3):
-        claim = Claim("a", 60.0)
-        outcome = await backend.acquire(claim)
-        assert isinstance(outcome, Grant)
-        granted.append(outcome.token)
-        await backend.release(claim)
-    await backend.aclose()
-    assert granted == (expected or sorted(set(granted)))
-    assert expected or 10**14 < granted[0] < 10**15
 
 
 @pytest.mark.parametrize(("synchronous", "level"), [("full", 2), ("normal", 1)])
@@ -304,47 +254,6 @@ async def test_a_lease_that_is_lost_to_a_long_writer_tells_of_the_writer(tmp_pat
         hog.close()
 
 
-async def test_a_file_that_waits_draws_none_of_the_numbers_of_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Its thread would change what a program with a seed does, at a moment that the machine decides."""
-    monkeypatch.setattr(_file, "PATIENCE", 0.05)
-    await _opened_once(tmp_path / "locks.db")
-    hog = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
-    hog.execute("BEGIN IMMEDIATE")
-    before = random.getstate()
-    async with aclosing(SqliteBackend(tmp_path / "locks.db")) as backend:
-        with pytest.raises(BackendUnavailableError):
-            await backend.acquire(Claim("a", 60))
-    hog.close()
-    assert random.getstate() == before
-
-
-class BusyOnce(sqlite3.Connection):
-    """A connection to which the file is busy once for every statement outside a transaction, as beside a recovery."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.refused: list[str] = []
-
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        if not self.in_transaction and sql != "BEGIN" and sql not in self.refused:  # BEGIN takes no lock
-            self.refused.append(sql)
-            error = sqlite3.OperationalError("database is locked")
-            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_BUSY_RECOVERY, "SQLITE_BUSY_RECOVERY"
-            raise error
-        return super().execute(sql, *args)
-
-
-async def test_another_process_that_recovers_the_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=BusyOnce))
-    async with aclosing(SqliteBackend(tmp_path / "locks.db")) as backend:
-        assert isinstance(await backend.acquire(Claim("a", 9.0, "me")), Grant)
-        assert await backend.inspect("a") is not None
-        await backend.release(Claim("a", 9.0, "me"))
-        assert await backend.inspect("a") is None
-
-
 async def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path):
     backend = SqliteBackend(tmp_path / "locks.db")
 
@@ -424,16 +333,6 @@ async def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path):
         await (await waiting).release()
 
 
-def test_errors_survive_pickling_and_hide_nothing_else(tmp_path: Path):
-    import pickle
-
-    backend = SqliteBackend(tmp_path / "missing" / "locks.db")
-    with pytest.raises(BackendError) as raised:
-        asyncio.run(backend.open())
-    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
-    assert os.fspath(tmp_path) in str(raised.value)
-
-
 # The thread that touches SQLite: what is done, in which order, and what becomes of its connection.
 
 
@@ -492,12 +391,6 @@ def workers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "fencing-sqlite"}
 
 
-def test_nothing_is_opened_before_the_first_work(opening: Opening, sql: SqlThread):
-    assert opening.count == 0
-    sql.submit(lambda _: None).result(LIMIT)
-    assert (opening.count, opening.threads) == (1, ["fencing-sqlite"])
-
-
 def test_work_is_done_in_order_but_renewals_overtake(sql: SqlThread):
     done: list[str] = []
     with busy(sql):
@@ -543,19 +436,6 @@ def test_a_failure_closes_the_connection_and_the_next_work_gets_a_new_one(openin
         sql.submit(lambda _: seen[0].sweep()).result(LIMIT)
 
 
-def test_a_failure_to_open_is_told_and_tried_again(tmp_path: Path):
-    opening = Opening(tmp_path / "missing" / "locks.db")
-    sql = SqlThread(opening)
-    for _ in range(2):
-        with pytest.raises(Exception, match="does not exist"):
-            sql.submit(lambda _: None).result(LIMIT)
-    opening.path.parent.mkdir()
-    sql.submit(lambda _: None).result(LIMIT)
-    closed = sql.close()
-    assert closed is not None
-    closed.result(LIMIT)
-
-
 def test_closing_waits_for_what_was_asked_before(opening: Opening, sql: SqlThread):
     done: list[str] = []
     with busy(sql):
@@ -567,15 +447,6 @@ def test_closing_waits_for_what_was_asked_before(opening: Opening, sql: SqlThrea
     assert done == ["asked before"]
     assert sql.close() is None
     assert not opening.path.with_name("locks.db-wal").exists(), "the last one to close cleans up"
-
-
-def test_work_that_comes_after_closing_opens_again(opening: Opening, sql: SqlThread):
-    for count in (1, 2):
-        sql.submit(lambda _: None).result(LIMIT)
-        assert opening.count == count
-        closed = sql.close()
-        assert closed is not None
-        closed.result(LIMIT)
 
 
 def test_a_backend_that_is_dropped_unclosed_ends_its_thread(opening: Opening):
@@ -652,8 +523,3 @@ async def test_a_release_that_was_given_up_while_the_thread_was_busy_still_happe
         await asyncio.wait((releasing,))
     assert await backend.inspect("a") is None
     await backend.aclose()
-
-
-def test_an_answer_may_be_waited_for_from_outside(sql: SqlThread):
-    answer: Future[int] = sql.submit(lambda _: 42)
-    assert answer.result(LIMIT) == 42

@@ -134,24 +134,6 @@ async def test_a_transaction_that_was_killed_never_happened(path, backend, start
     assert intact(path)
 
 
-async def test_the_lock_of_a_killed_holder_is_free_after_its_ttl_and_not_before(backend, start):
-    clock = BootClock()
-    for ttl in (2.0, 4.0, 8.0):  # the longer ones on a machine that stands still meanwhile
-        killed = await start("hold", "a", ttl)
-        await killed.says("granted")
-        await killed.kill()
-        asked_at = clock.now()
-        holder = await backend.inspect("a")
-        if holder is not None:
-            break
-    assert holder is not None
-    async with asyncio.timeout(LIMIT):
-        while isinstance(outcome := await backend.acquire(Claim("a", 60.0)), Busy):
-            assert outcome.retry_after is not None
-            await asyncio.sleep(outcome.retry_after / 2)
-    assert clock.now() >= asked_at + holder.remaining
-
-
 # The line.
 
 

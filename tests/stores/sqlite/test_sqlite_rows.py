@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inside import LINE_POLL, LINE_TTL, TOKEN_LIMIT, wall_micros
+from inside import LINE_POLL, LINE_TTL
 from open_file import RulesOnFile
 
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
@@ -19,7 +19,6 @@ from fencing_sdk.backends._shared.rules import TokenSource, token_source
 from fencing_sdk.backends.sqlite import file as _file
 from fencing_sdk.backends.sqlite import rows as _rows
 from fencing_sdk.backends.sqlite.rows import SqliteRows
-from fencing_sdk.errors import BackendRefusedError
 
 
 class ManualClock:
@@ -159,11 +158,6 @@ def test_the_file_never_frees_a_lock_before_its_ttl(world: World, ttl: float):
 # Tokens.
 
 
-def test_one_counter_serves_all_names(world: World):
-    rows = world.open(next_token=token_source("counter", wall_micros))
-    assert [granted(rows, claim(name)) for name in "abc"] == [1, 2, 3]
-
-
 def test_the_clean_up_lowers_no_token_even_if_the_wall_clock_was_stepped_back(world: World):
     world.wall = 5_000_000
     rows = world.open()
@@ -173,31 +167,6 @@ def test_the_clean_up_lowers_no_token_even_if_the_wall_clock_was_stepped_back(wo
     assert _count(world, "fencing_lock") == 0
     world.wall = 0
     assert granted(rows, claim()) > expired == 5_000_000
-
-
-def test_the_clean_up_keeps_what_lives(world: World):
-    rows = world.open()
-    held, waiter = claim("held"), claim("held")
-    granted(rows, held)
-    granted(rows, claim("ended", ttl=1.0))
-    rows.join(waiter, NOWHERE)
-    world.clock.time += 1.0
-    rows.sweep()
-    assert rows.renew([held]) == [Renewal.RENEWED]
-    assert (_count(world, "fencing_lock"), _count(world, "fencing_waiter")) == (1, 1)
-    world.clock.time += LINE_TTL
-    rows.sweep()
-    assert (_count(world, "fencing_lock"), _count(world, "fencing_waiter")) == (1, 0)
-
-
-def test_a_token_that_would_not_fit_is_refused_and_nothing_is_granted(world: World):
-    world.wall = TOKEN_LIMIT
-    rows = world.open()
-    with pytest.raises(BackendRefusedError, match="53 bits"):
-        rows.acquire(claim())
-    world.wall = 0
-    assert rows.inspect("a") is None
-    assert granted(rows, claim()) == 1
 
 
 # The line.
@@ -227,30 +196,6 @@ def listeners() -> Iterator[list[Listener]]:
     yield made
     for listener in made:
         listener.socket.close()
-
-
-def test_one_who_comes_back_before_somebody_was_served_keeps_its_place(world: World):
-    rows = world.open()
-    holder = claim(ttl=100.0)
-    granted(rows, holder)
-    silent, second = Waiter(rows), Waiter(rows)
-    world.clock.time += 2 * LINE_TTL
-    silent.due()
-    second.due()
-    rows.release(holder)
-    second.refused()
-    silent.granted()
-
-
-def test_the_head_tries_when_the_ttl_of_a_dead_holder_is_over_and_the_others_after_it(world: World):
-    rows = world.open()
-    granted(rows, claim(ttl=10.0))
-    head, second = Waiter(rows), Waiter(rows)
-    assert head.refused() == 10.0
-    assert second.refused() > 10.0
-    world.clock.time += 10.0
-    assert (head.due(), second.due()) == (True, False)
-    head.granted()
 
 
 def test_all_waiters_of_a_backend_live_by_one_sign(world: World):
@@ -311,21 +256,6 @@ def test_waiting_takes_no_write_lock(world: World, monkeypatch: pytest.MonkeyPat
             assert not waiter.due()
             waiter.refused()
     hog.close()
-
-
-def test_waiting_writes_nothing_into_the_database(world: World):
-    rows = world.open()
-    granted(rows, claim(ttl=100.0))
-    head, second = Waiter(rows), Waiter(rows)
-    log = world.path.with_name("locks.db-wal")
-    before = log.read_bytes()
-    for _ in range(4):
-        world.clock.time += LINE_POLL
-        for waiter in (head, second):
-            assert not waiter.due()
-            waiter.refused()
-    assert log.read_bytes() == before
-    assert before
 
 
 def test_a_release_passes_over_those_who_are_gone(world: World, listeners: list[Listener]):

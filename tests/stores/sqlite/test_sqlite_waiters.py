@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from inside import BootClock
 from patience import until
-from revocation_notices_suite import FAR, heard, holding, listening, shorten_the_moment
+from revocation_notices_suite import heard, holding, listening, shorten_the_moment
 from stays import LONG, opened, staying
 from store_bench import SqliteBench
 
@@ -198,20 +198,6 @@ async def test_a_fault_of_the_file_is_told_by_the_next_try_and_the_waiter_goes_o
 # What remains.
 
 
-@pytest.mark.usefixtures("quick")
-async def test_nothing_goes_on_when_nobody_waits_any_more(path: Path, signs: SignsOfLife):
-    backend = SqliteBackend(path)
-    for _ in range(2):
-        async with in_line(backend, Claim("a", 60.0)):
-            await later_sign(signs)
-        last = signs.seen(0)
-        assert backend._waiters is not None
-        assert backend._waiters._timer is backend._waiters._attending is None
-        await asyncio.sleep(2 * POLL)
-        assert signs.seen(0) == last
-    await backend.aclose()
-
-
 async def test_the_file_of_the_signs_goes_with_the_last_client_that_nobody_waits_for(path: Path):
     marks = path.with_name("locks.db-waiters")
     first, second = SqliteBackend(path), SqliteBackend(path)
@@ -240,18 +226,6 @@ async def test_a_waiter_that_was_killed_leaves_the_file_to_the_next_sweep(path: 
 
 
 # The file.
-
-
-def test_a_sign_is_what_was_shown_last_in_its_slot(path: Path, signs: SignsOfLife):
-    path.touch()
-    other = SignsOfLife(path)
-    assert other.seen(0) == other.seen(7) == 0
-    signs.give(7, 1234)
-    signs.give(0, 2**53)
-    assert (other.seen(0), other.seen(3), other.seen(7), other.seen(8)) == (2**53, 0, 1234, 0)
-    other.give(7, 1235)
-    assert signs.seen(7) == 1235
-    other.close()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666, 0o644])
@@ -336,15 +310,6 @@ async def settled(wakeup_socket: WakeupSocket, mailbox: Mailbox) -> None:
 
 
 @pytest.mark.every_loop
-async def test_a_ticket_wakes_its_waiter_alone(wakeup_socket: WakeupSocket, mailbox: Mailbox):
-    addresses = [WaiterAddress(wakeup_socket.name) for _ in range(3)]
-    woken = [mailbox.expect(address.ticket) for address in addresses]
-    assert send_wakeup(addresses[1])
-    await settled(wakeup_socket, mailbox)
-    assert [event.is_set() for event in woken] == [False, True, False]
-
-
-@pytest.mark.every_loop
 async def test_strangers_and_late_tickets_wake_no_waiter(wakeup_socket: WakeupSocket, mailbox: Mailbox):
     woken, late = mailbox.expect("1"), WaiterAddress(wakeup_socket.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -356,26 +321,11 @@ async def test_strangers_and_late_tickets_wake_no_waiter(wakeup_socket: WakeupSo
 
 
 @pytest.mark.every_loop
-async def test_a_socket_that_is_gone_is_known_to_be_gone(mailbox: Mailbox):
-    made = open_wakeup_socket(mailbox)
-    assert made is not None
-    address = WaiterAddress(made.name)
-    assert send_wakeup(address)
-    made.close()
-    assert not send_wakeup(address)
-
-
-@pytest.mark.every_loop
 async def test_a_socket_that_is_full_is_not_taken_for_gone():
     full, name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), random_text()
     with full:
         full.bind(b"\0fencing-sdk/" + name.encode())
         assert all(send_wakeup(WaiterAddress(name)) for _ in range(2000))
-
-
-@pytest.mark.every_loop
-async def test_a_waiter_without_a_socket_is_not_taken_for_gone():
-    assert send_wakeup(WaiterAddress(""))
 
 
 @pytest.mark.every_loop
@@ -401,18 +351,6 @@ async def test_without_such_sockets_waiters_stand_in_line_and_learn_from_the_tim
         await turn.wait()
         assert not isinstance(await backend.acquire(waiter), Busy)
     await backend.aclose()
-
-
-@pytest.mark.every_loop
-async def test_one_socket_serves_every_waiter_of_a_backend_and_closes_with_it(tmp_path):
-    backend = SqliteBackend(tmp_path / "locks.db")
-    async with in_line(backend, Claim("a", 60.0)):
-        opened = backend._waiters._box
-        async with in_line(backend, Claim("b", 60.0)), in_line(backend, Claim("a", 60.0)):
-            assert backend._waiters._box is opened
-    assert opened is not None
-    await backend.aclose()
-    assert not send_wakeup(WaiterAddress(opened.name))
 
 
 # An operator takes a lock away in a file: which clients are sent a datagram, and which are not.
@@ -469,23 +407,6 @@ async def test_without_such_sockets_the_next_renewal_tells(bench, monkeypatch):
         assert await locks.revoke("a", token=stay.token, reason="hangs")
         await heard(stay)
         assert not sockets(bench)
-
-
-async def test_a_file_that_cannot_be_written_at_first_is_asked_again(bench, monkeypatch):
-    listen, failed = OpenFile.listen, []
-
-    def fail_once(rows, socket):
-        if not failed:
-            failed.append(socket)
-            raise OSError("disk I/O error")
-        listen(rows, socket)
-
-    monkeypatch.setattr(OpenFile, "listen", fail_once)
-    async with opened(bench.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
-        await until(lambda: failed)
-        assert await locks.revoke("a", token=stay.token, reason="hangs")
-        await heard(stay)
-        assert failed[0] not in sockets(bench)
 
 
 async def test_a_revocation_that_cannot_be_announced_is_one_all_the_same(bench, monkeypatch):
