@@ -16,14 +16,12 @@ import pytest
 from inside import held_here
 
 from fencing_sdk import (
-    AcquireTimeoutError,
     BackendUnavailableError,
     LeaseLostError,
     LockClient,
     LockHeldError,
     LossReason,
     UsageError,
-    current_lease,
     current_token,
 )
 from fencing_sdk.backends.memory import MemoryBackend
@@ -362,17 +360,6 @@ def test_a_client_is_opened_again_in_a_second_event_loop():
     assert asyncio.run(main()) == 2
 
 
-@every_loop
-async def test_a_client_that_is_open_in_one_thread_is_refused_to_another_one_and_stays_as_it_is(stage):
-    with pytest.raises(
-        UsageError, match=r"open in another event loop.* each thread .* async with connect\(\.\.\.\)"
-    ) as heard:
-        await in_another_loop(stage.client.__aenter__)
-    assert "between tasks" not in str(heard.value)
-    async with stage.lock() as lease:
-        assert lease.held
-
-
 def test_a_client_that_a_dead_loop_left_open_says_how_to_close_it():
     locks = LockClient(MemoryBackend())
     asyncio.run(locks.__aenter__())
@@ -419,24 +406,6 @@ async def test_a_thread_gives_a_lease_back_through_the_loop_it_belongs_to(stage)
     await anyio.to_thread.run_sync(lambda: anyio.from_thread.run(second.release))
     assert await stage.free("a")
     assert await stage.free("b")
-
-
-def test_a_client_that_was_left_open_in_a_loop_that_is_gone_is_closed_and_used_again():
-    locks = LockClient(MemoryBackend(tokens="counter"))
-    leases = []
-
-    async def leave_open():
-        await locks.__aenter__()
-        leases.append(await locks.lock("a").acquire())
-
-    async def use_again():
-        await locks.aclose()
-        async with locks, locks.lock("b") as lease:
-            return lease.token
-
-    asyncio.run(leave_open())
-    assert leases[0].lost_reason is LossReason.CLOSED
-    assert asyncio.run(use_again()) == 2
 
 
 # Entered in one task, left in another
@@ -488,26 +457,6 @@ async def test_leaving_in_another_task_keeps_the_error_of_the_body_as_the_cause(
     with pytest.raises(UsageError) as refusal:
         await lock.__aexit__(ValueError, mine, None)
     assert refusal.value.__cause__ is mine
-
-
-@every_loop
-async def test_locks_left_in_the_order_of_their_entry_are_both_released(stage):
-    async def caller():
-        outer, inner = stage.lock("outer"), stage.lock("inner")
-        await outer.__aenter__()
-        await inner.__aenter__()
-        await outer.__aexit__(None, None, None)
-        assert await stage.free("outer")
-        assert current_lease().name == "inner"
-        await inner.__aexit__(None, None, None)
-        async with stage.lock("next") as lease:
-            await asyncio.sleep(0)
-            assert current_lease() is lease
-
-    seen = await stage.watch(caller)
-    assert seen.error is None
-    assert seen.held == ()
-    assert not any(lease.held for lease in seen.leases)
 
 
 # Generators
@@ -586,38 +535,6 @@ async def test_a_loss_inside_a_closing_generator_reaches_its_consumer(stage):
     assert seen.tidy
 
 
-@every_loop
-async def test_a_closing_generator_whose_consumer_stops_early_gives_the_lock_back(stage):
-    async def caller():
-        async with contextlib.aclosing(counting(stage.lock())) as numbers:
-            async for number in numbers:
-                if number == 3:
-                    break
-        return number
-
-    seen = await stage.watch(caller)
-    assert seen.value == 3
-    assert seen.tidy
-
-
-@every_loop
-async def test_a_lease_inside_a_generator_is_visible_to_its_consumer_until_the_generator_ends(stage):
-    """Python runs a generator in its consumer's context, which is why one never yields inside a lock."""
-
-    async def caller():
-        with pytest.raises(NoLeaseError):
-            current_lease()
-        async with contextlib.aclosing(counting(stage.lock())) as numbers:
-            await anext(numbers)
-            assert current_token() == 1
-        with pytest.raises(NoLeaseError):
-            current_lease()
-
-    seen = await stage.watch(caller)
-    assert seen.error is None
-    assert seen.tidy
-
-
 # Contexts
 
 
@@ -639,20 +556,6 @@ async def test_an_executor_does_not_carry_the_lease_and_the_error_says_so(stage)
     async with stage.lock():
         with pytest.raises(NoLeaseError, match=r"loop\.run_in_executor do not"):
             await asyncio.get_running_loop().run_in_executor(None, current_token)
-
-
-@every_loop
-async def test_two_tasks_do_not_see_each_others_leases(stage):
-    both_inside = asyncio.Barrier(2)
-
-    async def hold(name):
-        async with stage.lock(name) as lease:
-            await both_inside.wait()
-            assert current_lease() is lease
-            with pytest.raises(NoLeaseError):
-                current_lease("b" if name == "a" else "a")
-
-    await asyncio.gather(hold("a"), hold("b"))
 
 
 @every_loop
@@ -754,18 +657,6 @@ async def test_leaving_twice_is_refused(stage):
 
 
 @every_loop
-async def test_releasing_twice_sends_one_release_and_never_touches_the_next_holder(stage):
-    lock = stage.lock()
-    first = await lock.acquire()
-    await asyncio.gather(first.release(), first.release())
-    second = await lock.acquire()
-    await first.release()
-    assert [call for call, _ in stage.network.calls].count("release") == 1
-    await second.renew()
-    await second.release()
-
-
-@every_loop
 async def test_releasing_inside_the_body_ends_the_lease_but_not_the_body(stage):
     async def caller():
         async with stage.lock(max_hold=BRIEF) as lease:
@@ -794,30 +685,6 @@ async def test_a_task_that_holds_a_lock_and_waits_for_it_is_told_instead_of_wait
 
 
 @every_loop
-async def test_a_decorated_coroutine_that_calls_itself_is_told(stage):
-    @stage.client.locking("a")
-    async def recurse():
-        await recurse()
-
-    with pytest.raises(UsageError, match="not reentrant"):
-        await recurse()
-    assert await stage.free()
-
-
-@every_loop
-async def test_a_child_task_may_wait_for_the_lock_that_its_parent_holds(stage):
-    async def child():
-        async with stage.lock(backoff=lambda _: 0.001) as lease:
-            return lease.token
-
-    async with stage.lock():
-        waiting = asyncio.create_task(child())
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-    assert await waiting == 2
-
-
-@every_loop
 async def test_a_task_may_take_a_lock_again_that_it_has_lost(stage):
     async def caller():
         async with stage.lock() as first:
@@ -829,16 +696,6 @@ async def test_a_task_may_take_a_lock_again_that_it_has_lost(stage):
     seen = await stage.watch(caller)
     assert seen.lost == ("a", LossReason.REVOKED)
     assert seen.tidy
-
-
-@every_loop
-async def test_waiting_for_ones_own_plain_handle_is_allowed_because_another_task_may_release_it(stage):
-    lease = await stage.lock().acquire()
-    with pytest.raises(AcquireTimeoutError):
-        await stage.lock(wait=0.01).acquire()
-    stage.soon(lambda: asyncio.ensure_future(lease.release()))
-    async with stage.lock(backoff=lambda _: 0.001) as second:
-        assert second.token == 2
 
 
 # Leases that nobody releases

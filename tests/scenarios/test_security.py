@@ -496,21 +496,6 @@ async def test_a_recording_that_the_environment_asks_for_is_private(recording):
     assert stat.S_IMODE(recording.stat().st_mode) == 0o600
 
 
-def test_a_recording_that_cannot_be_written_is_an_error_when_connecting(monkeypatch, tmp_path):
-    monkeypatch.setenv("FENCING_RECORD", str(tmp_path / "missing" / "run.jsonl"))
-    with pytest.raises(
-        ConfigurationError, match=r"^FENCING_RECORD in the env.*: cannot record to .*No such file or dir"
-    ):
-        connect("memory://")
-
-
-def test_an_empty_recording_variable_records_nothing(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FENCING_RECORD", "")
-    assert connect("memory://")
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_the_text_of_a_drivers_own_error_stays_out_of_events():
     """A driver may quote the URL that it could not reach, password and all; recordings keep every event."""
     store = FaultyBackend(MemoryBackend())

@@ -51,21 +51,6 @@ class Felt(list):
 # A body that the lease outlives
 
 
-async def test_work_that_ends_in_time_returns_its_value_after_several_renewals(stage):
-    async def caller():
-        async with stage.lock() as lease:
-            for _ in range(3):
-                await stage.heard("renewed")
-            assert current_lease() is lease
-            assert lease.token == current_token() == 1
-            return "done"
-
-    seen = await stage.watch(caller)
-    assert seen.value == "done"
-    assert seen.error is None
-    assert seen.tidy
-
-
 @pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 async def test_an_error_of_the_body_leaves_as_the_same_object(stage, error):
     async def caller():
@@ -77,18 +62,6 @@ async def test_an_error_of_the_body_leaves_as_the_same_object(stage, error):
     assert seen.notes == []
     assert seen.error.__cause__ is None
     assert seen.tidy
-
-
-async def test_an_error_of_the_body_survives_a_release_that_fails(stage):
-    stage.network.fail("release", RuntimeError("store on fire"), times=1)
-
-    async def caller():
-        async with stage.lock():
-            raise ValueError
-
-    seen = await stage.watch(caller)
-    assert seen.kind is ValueError
-    assert seen.tidy  # tried again
 
 
 # A lease that ends before the body
@@ -143,30 +116,6 @@ async def test_a_lost_lease_cancels_the_body_and_leaves_as_a_bare_error(stage, r
         assert holder.token == 2  # the rival's grant was not touched by our leaving
 
 
-async def test_without_an_answer_the_body_is_over_before_the_store_may_hand_the_lock_on(stage):
-    stage.network.hang("renew")
-    left_at = ends_at = 0.0
-
-    async def caller():
-        nonlocal left_at, ends_at
-        entered_at = time.monotonic()
-        try:
-            async with stage.lock(ttl=4, safety_buffer=3.6, heartbeat_interval=0.1):
-                ends_at = entered_at + 4
-                await forever()
-        finally:
-            left_at = time.monotonic()
-
-    seen = await stage.watch(caller)
-    assert seen.kind is LeaseLostError
-    assert seen.error.reason in {LossReason.EXPIRED, LossReason.STALLED}  # stalled, if the machine is very busy
-    assert left_at < ends_at
-    assert (seen.cancelling, seen.leases) == (0, ())
-    async with asyncio.timeout(20):
-        while await stage.store.inspect("a") is not None:  # noqa: ASYNC110  (freed in the background)
-            await asyncio.sleep(0.01)
-
-
 async def test_closing_the_client_ends_the_work_under_its_leases(stage):
     async def caller():
         async with stage.lock():
@@ -208,18 +157,6 @@ async def test_a_body_that_ends_late_without_awaiting_is_told_at_the_end(stage):
     seen = await stage.watch(caller)
     assert seen.value is None
     assert seen.lost == ("a", LossReason.STALLED)
-    assert seen.tidy
-
-
-async def test_the_token_is_refused_after_the_loop_was_blocked_past_the_deadline(stage):
-    async def caller():
-        async with stage.lock(ttl=0.6, heartbeat_interval=0.15) as lease:
-            block(0.6)
-            return lease.token
-
-    seen = await stage.watch(caller)
-    assert seen.lost == ("a", LossReason.STALLED)
-    assert seen.notes == []  # it says already what a note would say
     assert seen.tidy
 
 
@@ -314,18 +251,6 @@ async def test_a_timeout_around_the_lock_surfaces_after_the_lock_is_free(stage, 
     assert seen.tidy
 
 
-async def test_moving_on_around_the_lock_moves_on_after_the_lock_is_free(stage):
-    async def caller():
-        async with anyio_move_on_after() as come_soon, stage.lock():
-            come_soon()
-            await forever()
-        return await stage.free()
-
-    seen = await stage.watch(caller)
-    assert seen.value is True
-    assert seen.tidy
-
-
 @SCOPES
 async def test_a_loss_passes_through_a_timeout_around_the_lock_that_is_not_due(stage, timeout):
     async def caller():
@@ -348,22 +273,6 @@ async def test_a_loss_passes_through_a_timeout_in_the_body_that_is_not_due(stage
 
     seen = await stage.watch(caller)
     assert seen.lost == REVOKED
-    assert seen.tidy
-
-
-@TIMEOUTS
-async def test_a_timeout_in_the_body_is_the_bodys_own_affair(stage, timeout):
-    async def caller():
-        async with stage.lock() as lease:
-            with pytest.raises(TimeoutError):
-                async with timeout() as come_soon:
-                    come_soon()
-                    await forever()
-            await asyncio.sleep(0.01)
-            return lease.token
-
-    seen = await stage.watch(caller)
-    assert seen.value == 1
     assert seen.tidy
 
 
@@ -402,19 +311,6 @@ async def test_a_loss_that_comes_first_in_a_turn_wins_over_an_inner_timeout(stag
 
     seen = await stage.watch(caller)
     assert seen.lost == REVOKED
-    assert seen.tidy
-
-
-async def test_an_inner_timeout_that_comes_first_in_a_turn_is_the_bodys_error_with_a_note(stage):
-    async def caller():
-        async with stage.lock():
-            async with asyncio.timeout(None) as timeout:
-                both_in_one_turn(stage, timeout, loss_first=False)
-                await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.kind is TimeoutError
-    assert len(seen.notes) == 1
     assert seen.tidy
 
 
@@ -515,22 +411,6 @@ async def test_a_cancellation_that_the_body_is_still_cleaning_up_after_wins_over
     assert seen.held == ()
 
 
-async def test_a_cancellation_wins_over_a_later_loss_that_cuts_the_bodys_clean_up_short(stage):
-    async def caller():
-        async with stage.lock():
-            stage.soon(cancel_me())
-            try:
-                await forever()
-            finally:
-                stage.revoke_soon()
-                await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.kind is asyncio.CancelledError
-    assert seen.cancelling == 1
-    assert seen.held == ()
-
-
 async def test_a_cancellation_during_the_release_waits_for_it_and_then_leaves(stage):
     stage.network.delay("release", 0.05)
     released = []
@@ -590,55 +470,6 @@ async def test_an_outer_scope_that_is_cancelled_already_does_not_replace_the_err
     assert seen.tidy
 
 
-async def test_a_release_without_an_answer_holds_the_caller_up_for_a_bounded_time_only(stage):
-    stage.network.hang("release")  # for an hour
-
-    async def caller():
-        async with stage.lock(ttl=6, safety_buffer=4.3):  # the caller is held up for 0.8 s
-            pass
-        return "came back"
-
-    seen = await stage.watch(caller)
-    assert seen.value == "came back"
-    assert seen.held == ("a",)
-    assert seen.leases == ()
-
-
-async def test_a_cancelled_acquisition_leaves_no_lock_behind(stage):
-    stage.network.delay("acquire", 0.05)
-
-    async def caller():
-        stage.soon(cancel_me())
-        async with stage.lock():
-            raise AssertionError("never entered")
-
-    seen = await stage.watch(caller)
-    assert seen.kind is asyncio.CancelledError
-    assert seen.leases == ()
-    await stage.client.aclose()  # which waits for what is still on its way
-    assert await stage.free()
-
-
-async def test_a_cancellation_that_arrives_together_with_the_grant_gives_it_back(stage):
-    async def caller():
-        me = cancel_me()
-        real = stage.network.acquire
-
-        async def acquire(claim):
-            answer = await real(claim)
-            me()
-            return answer
-
-        stage.network.acquire = acquire
-        async with stage.lock():
-            await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.kind is asyncio.CancelledError
-    await stage.client.aclose()
-    assert await stage.free()
-
-
 async def test_a_cancelled_await_of_another_task_is_not_mistaken_for_a_cancellation_of_ours(stage):
     async def caller():
         async with stage.lock():
@@ -664,22 +495,6 @@ async def test_of_nested_locks_the_outermost_lost_one_is_reported_and_all_are_fr
     seen = await stage.watch(caller)
     assert seen.lost == (reported, LossReason.REVOKED)
     assert seen.notes == []
-    assert seen.tidy
-
-
-async def test_an_outer_lock_goes_on_after_the_loss_of_an_inner_one_is_handled(stage):
-    async def caller():
-        async with stage.lock("o") as outer:
-            with pytest.raises(LeaseLostError):
-                async with stage.lock("i"):
-                    stage.revoke_soon("i")
-                    await forever()
-            await asyncio.sleep(0.01)
-            assert current_lease() is outer
-            return outer.token
-
-    seen = await stage.watch(caller)
-    assert seen.value == 1
     assert seen.tidy
 
 
@@ -733,26 +548,6 @@ async def test_the_children_of_a_task_group_in_the_body_are_cancelled_and_one_ba
 
 
 @GROUPS
-async def test_what_a_child_raises_while_it_is_cancelled_leaves_in_its_group_with_a_note(stage, in_group):
-    async def child():
-        try:
-            await forever()
-        finally:
-            raise ValueError("clean-up of a child")
-
-    async def caller():
-        async with stage.lock():
-            stage.revoke_soon()
-            await in_group(child)
-
-    seen = await stage.watch(caller)
-    assert seen.kind is ExceptionGroup
-    assert [type(error) for error in seen.error.exceptions] == [ValueError]
-    assert len(seen.notes) == 1
-    assert seen.tidy
-
-
-@GROUPS
 async def test_a_failing_group_in_the_body_leaves_as_without_us(stage, in_group):
     async def fail():
         raise ValueError
@@ -766,37 +561,6 @@ async def test_a_failing_group_in_the_body_leaves_as_without_us(stage, in_group)
     assert seen.notes == []
     assert seen.held == ()
     assert seen.leases == ()
-
-
-@pytest.mark.parametrize(
-    "in_group",
-    [
-        pytest.param(
-            in_asyncio_group,
-            marks=pytest.mark.xfail(
-                TASK_GROUPS_FORGET_TO_UNCANCEL,
-                strict=True,
-                reason="a cancellation that the task group forgot to take back is taken for one from outside",
-            ),
-        ),
-        in_anyio_group,
-    ],
-)
-async def test_a_loss_is_reported_after_the_body_survived_a_failing_group(stage, in_group):
-    async def fail():
-        await asyncio.sleep(0)
-        raise ValueError
-
-    async def caller():
-        async with stage.lock():
-            with contextlib.suppress(ExceptionGroup):
-                await in_group(fail)
-            stage.revoke_soon()
-            await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.lost == REVOKED
-    assert seen.held == ()
 
 
 @GROUPS
@@ -819,22 +583,6 @@ async def test_a_loss_in_one_child_of_a_group_leaves_as_the_groups_error_and_can
     assert seen.leases == ()
     if in_group is in_anyio_group or not TASK_GROUPS_FORGET_TO_UNCANCEL:
         assert seen.cancelling == 0
-
-
-@GROUPS
-async def test_a_child_of_a_group_in_the_body_runs_under_the_lease(stage, in_group):
-    tokens = []
-
-    async def child():
-        tokens.append(current_token())
-
-    async def caller():
-        async with stage.lock():
-            await in_group(child, child)
-
-    seen = await stage.watch(caller)
-    assert tokens == [1, 1]
-    assert seen.tidy
 
 
 # What cancellation does not reach: threads, shields, orphans
@@ -941,29 +689,6 @@ async def test_a_shielded_block_runs_to_its_end_without_a_token(stage):
     assert seen.tidy
 
 
-async def test_a_task_behind_asyncio_shield_outlives_the_lease_without_a_token(stage):
-    may_read = asyncio.Event()
-
-    async def work():
-        await may_read.wait()
-        return current_token()
-
-    async def caller():
-        async with stage.lock():
-            stage.revoke_soon()
-            work_task.append(asyncio.ensure_future(work()))
-            await asyncio.shield(work_task[0])
-
-    work_task = []
-    seen = await stage.watch(caller)
-    assert seen.lost == REVOKED
-    assert seen.tidy
-    assert not work_task[0].done()
-    may_read.set()
-    with pytest.raises(LeaseLostError):
-        await work_task[0]
-
-
 @pytest.mark.parametrize("lost", [True, False])
 async def test_a_bare_task_outlives_the_lease_without_a_token(stage, lost):
     may_read = asyncio.Event()
@@ -991,71 +716,7 @@ async def test_a_bare_task_outlives_the_lease_without_a_token(stage, lost):
 # Wrapped in other context managers
 
 
-async def test_a_context_manager_around_the_lock_is_as_good_as_the_lock(stage):
-    @contextlib.asynccontextmanager
-    async def transaction():
-        async with stage.lock() as lease:
-            yield lease
-
-    async def caller():
-        async with transaction() as lease:
-            assert current_lease() is lease
-            stage.revoke_soon()
-            await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.lost == REVOKED
-    assert seen.tidy
-
-
-async def test_an_exit_stack_leaves_its_locks_in_order(stage):
-    async def caller():
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(stage.lock("b"))
-            await stack.enter_async_context(stage.lock("a"))
-            stage.revoke_soon()
-            await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.lost == REVOKED
-    assert seen.tidy
-    assert [names for call, names in stage.network.calls if call == "release"] == [("a",), ("b",)]
-
-
-async def test_a_decorated_coroutine_sees_what_a_body_sees(stage):
-    @stage.client.locking("a", ttl=10)
-    async def work():
-        stage.revoke_soon()
-        assert current_token() == 1
-        await forever()
-
-    stage.names.append("a")
-    seen = await stage.watch(work)
-    assert seen.lost == REVOKED
-    assert seen.tidy
-
-
 # One lock object, many tasks
-
-
-async def test_one_lock_object_serves_many_tasks_each_with_a_lease_of_its_own(stage):
-    lock = stage.lock(backoff=lambda _: 0.001)
-    inside = []
-
-    async def user():
-        async with lock as lease:
-            inside.append(lease.token)
-            assert len(inside) == lease.token
-            await asyncio.sleep(0.001)
-            assert len(inside) == lease.token  # nobody else came in
-
-    async def caller():
-        await asyncio.gather(*(user() for _ in range(5)))
-
-    seen = await stage.watch(caller)
-    assert seen.error is None
-    assert inside == [1, 2, 3, 4, 5]
-    assert seen.tidy
 
 
 async def test_a_late_leaver_does_not_touch_the_next_holder_on_the_same_lock_object(stage):

@@ -130,14 +130,6 @@ def every(seconds: float):
 
 
 @in_virtual_time
-async def test_a_grant_that_restarts_the_ttl_counts_from_its_own_request():
-    async with desk(ScriptedStore(UNAVAILABLE, (0.5, Grant(34))), backoff=every(1)) as d:
-        won = await d.run()
-        assert won.sent_at == 1001.0
-        assert len(won.unanswered_calls) == 1
-
-
-@in_virtual_time
 async def test_a_grant_that_only_repeats_an_earlier_one_counts_from_the_first_request():
     async with desk(ScriptedStore(UNAVAILABLE, UNAVAILABLE, Grant(34, restarted=False)), backoff=every(1)) as d:
         won = await d.run()
@@ -153,13 +145,6 @@ async def test_a_repeated_grant_whose_first_request_is_too_old_is_not_used():
         assert won.grant.token in {34, 35}
         assert d.store.owners[0] == d.store.owners[1] != won.claim.owner
         assert d.store.released[0] == (round(VALID + 0.1, 6), d.store.owners[0])
-
-
-@pytest.mark.parametrize("token", [0, 2**53 - 1])
-@in_virtual_time
-async def test_the_smallest_and_the_largest_token_are_tokens(token):
-    async with desk(ScriptedStore(Grant(token))) as d:
-        assert (await d.run()).grant.token == token
 
 
 @in_virtual_time
@@ -182,14 +167,6 @@ async def test_patience_ends_when_it_is_over_and_not_before():
 
 
 @in_virtual_time
-async def test_without_a_limit_it_waits_as_long_as_it_takes():
-    async with desk(ScriptedStore(*[Busy(0.5)] * 2000, Grant(34))) as d:
-        await d.run()
-        assert len(d.store.asked) == 2001
-        assert now() > 100
-
-
-@in_virtual_time
 async def test_asked_once_it_does_not_ask_a_silent_store_twice():
     async with desk(ScriptedStore(UNAVAILABLE), wait=0.0) as d:
         with pytest.raises(BackendUnavailableError):
@@ -206,14 +183,6 @@ async def test_a_silent_store_is_asked_for_one_ttl_however_long_the_patience():
         assert TTL <= now() <= TTL + 1.1
         assert len(set(d.store.owners)) == 1
         assert d.abandoned == 1
-
-
-@in_virtual_time
-async def test_a_store_that_answers_now_and_then_is_not_silent():
-    script = [UNAVAILABLE] * 5 + [Busy(0.5)]
-    async with desk(ScriptedStore(*script * 4, Grant(34)), backoff=every(1.0)) as d:
-        await d.run()
-        assert now() > 2 * TTL
 
 
 @in_virtual_time
@@ -248,13 +217,6 @@ async def test_the_default_back_off_grows_has_jitter_and_stays_below_a_second():
         assert sum(pauses[:3]) < 0.4
         assert len({round(pause, 4) for pause in pauses}) > len(pauses) / 2
         assert 60 < len(pauses) < 240
-
-
-@in_virtual_time
-async def test_the_stores_advice_shortens_a_nap():
-    async with desk(ScriptedStore(Busy(0.5), Grant(34)), backoff=every(60)) as d:
-        await d.run()
-        assert now() == 0.5
 
 
 @pytest.mark.parametrize("advice", [0.0, -5.0, 1e-9], ids=repr)
@@ -332,17 +294,6 @@ async def test_a_line_that_breaks_is_joined_again():
         store.turn.set()
         await task
         assert now() == 2.5
-
-
-@in_virtual_time
-async def test_giving_up_before_the_line_was_joined_leaves_it_too():
-    async with desk(StoreWithLine(Busy(3600.0))) as d:
-        task = asyncio.create_task(d.run())
-        await asyncio.sleep(0.005)
-        task.cancel()
-        await asyncio.wait((task,))
-        await asyncio.sleep(1.0)
-        assert d.store.standing == []
 
 
 @in_virtual_time
@@ -541,17 +492,6 @@ async def test_a_grant_is_taken_although_a_try_that_came_before_had_no_answer():
         d.store.notify(Grant(34), 0.5)
         won = await acquiring
         assert (won.sent_at, len(won.unanswered_calls), d.store.times) == (1030.5, 1, [0.0, 30.0])
-
-
-@in_virtual_time
-async def test_a_waiter_whose_fences_are_raised_with_the_grant_asks_for_it():
-    async with desk(StoreThatHandsOver(Busy(5.0), Grant(34))) as d:
-        d.terms = d.terms._replace(fences=[(None, "resource")])
-        acquiring = asyncio.ensure_future(d.run())
-        await asyncio.sleep(1)
-        assert not d.store.hands_over
-        d.store.notify()
-        assert (await acquiring).sent_at == 1001.0
 
 
 @in_virtual_time

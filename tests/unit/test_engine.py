@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -309,27 +308,6 @@ async def test_a_fence_refused_with_the_grant_leaves_nothing_and_is_told():
 
 
 @in_virtual_time
-async def test_without_a_guard_of_its_own_a_store_is_asked_as_ever():
-    async with house(JointStore()) as h:
-        guard = Guard()
-        lease = await h.hold(fences=[(guard, None)])
-        await lease.release()
-        await (await h.hold()).release()
-        assert h.store.fenced == 0
-        assert len(guard.raised) == 1
-
-
-@in_virtual_time
-async def test_the_release_of_a_short_lease_holds_up_even_less():
-    async with house() as h:
-        lease = await h.hold(ttl=1.0)
-        h.store.hang("release")
-        began = now()
-        await lease.release()
-        assert now() - began <= 0.79 / 2 + 0.001
-
-
-@in_virtual_time
 async def test_whoever_lost_a_lease_to_a_silent_store_does_not_wait_for_it_again():
     async with house() as h:
         lease = await h.hold()
@@ -478,30 +456,6 @@ async def test_the_text_of_a_drivers_error_behind_a_closing_that_failed_is_not_l
 
 
 @in_virtual_time
-async def test_a_closed_engine_gives_no_lease():
-    async with house() as h:
-        await h.engine.aclose()
-        with pytest.raises(UsageError, match="closed"):
-            await h.hold()
-        with pytest.raises(UsageError, match="closed"):
-            await h.engine.inspect("spaced:a")
-
-
-@in_virtual_time
-async def test_an_engine_belongs_to_its_loop():
-    async with house() as h:
-
-        def elsewhere() -> None:
-            with pytest.raises(UsageError, match="another event loop"):
-                asyncio.run(h.hold())
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert h.store.count("acquire") == 0
-
-
-@in_virtual_time
 async def test_an_engine_whose_heartbeat_failed_gives_no_lease():
     async with house() as h:
         await settle()
@@ -510,15 +464,6 @@ async def test_an_engine_whose_heartbeat_failed_gives_no_lease():
         with pytest.raises(UsageError, match="heartbeat of this client failed") as refused:
             await h.hold()
         assert isinstance(refused.value.__cause__, asyncio.CancelledError)
-
-
-@in_virtual_time
-async def test_an_engine_whose_heartbeat_was_cancelled_before_it_began_gives_no_lease():
-    async with house() as h:
-        h.engine._beating.cancel()
-        await settle()
-        with pytest.raises(UsageError):
-            await (await h.hold()).release()
 
 
 @in_virtual_time
@@ -609,12 +554,3 @@ async def without_collector() -> AsyncIterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@in_virtual_time
-async def test_inspecting_is_bounded():
-    async with house() as h:
-        h.store.hang("inspect")
-        with pytest.raises(BackendUnavailableError):
-            await h.engine.inspect("spaced:a")
-        assert now() < 6

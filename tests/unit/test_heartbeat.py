@@ -125,41 +125,6 @@ async def test_beats_that_lie_close_together_share_a_call_from_then_on():
 
 
 @in_virtual_time
-async def test_beats_that_lie_far_apart_do_not_wait_for_each_other():
-    async with Bench() as bench:
-        first = bench.lease("a")
-        await asyncio.sleep(1)
-        second = bench.lease("b")
-        await asyncio.sleep(3.5)
-        assert bench.store.calls == [(2.0, ("a",)), (3.0, ("b",)), (4.0, ("a",))]
-        await bench.release(first)
-        await bench.release(second)
-
-
-@in_virtual_time
-async def test_a_short_lease_that_comes_later_is_not_kept_waiting_by_a_long_one():
-    async with Bench() as bench:
-        long = bench.lease("long", ttl=1000)
-        await asyncio.sleep(1)
-        short = bench.lease("short", ttl=1.0)
-        await asyncio.sleep(0.5)
-        assert bench.store.calls == [(1.2, ("short",)), (1.4, ("short",))]
-        await bench.release(long)
-        await bench.release(short)
-
-
-@in_virtual_time
-async def test_a_lease_that_came_later_and_is_due_earlier_is_not_kept_waiting():
-    async with Bench() as bench:
-        first = bench.lease("first")
-        slow = bench.lease("slow", sent_ago=1.0)
-        await asyncio.sleep(INTERVAL + 0.1)
-        assert bench.store.calls == [(1.0, ("slow",)), (2.0, ("first",))]
-        await bench.release(first)
-        await bench.release(slow)
-
-
-@in_virtual_time
 async def test_a_call_renews_a_thousand_claims_at_most():
     async with Bench() as bench:
         leases = [bench.lease(f"seats/{number}") for number in range(2 * BATCH + 500)]
@@ -330,18 +295,6 @@ async def test_a_failure_of_the_heartbeat_loses_every_lease_and_is_remembered(mo
 
 
 @in_virtual_time
-async def test_a_beat_that_is_a_little_late_is_not_worth_a_word():
-    async with Bench() as bench:
-        lease = bench.lease()
-        await asyncio.sleep(1.9)
-        block(0.5)
-        await settle()
-        assert bench.store.calls
-        assert not bench.of(RenewalLate)
-        await bench.release(lease)
-
-
-@in_virtual_time
 async def test_a_store_that_is_slow_to_grant_is_not_taken_for_a_blocked_loop():
     async with Bench() as bench:
         lease = bench.lease(sent_ago=INTERVAL * 1.5)
@@ -359,31 +312,6 @@ async def test_a_silent_store_is_not_taken_for_a_stall_when_the_last_retry_lies_
         block(VALID + 0.0005)  # the timers of a loop are this inexact
         assert lease.lost_reason is LossReason.EXPIRED
         await settle()
-
-
-@in_virtual_time
-async def test_a_loop_that_was_blocked_while_a_renewal_was_away_is_told_as_stalled_too():
-    async with Bench() as bench:
-        bench.store.delay = 0.5
-        lease = bench.lease()
-        await asyncio.sleep(INTERVAL + 0.1)
-        assert bench.store.calls
-        block(10)
-        assert await lease.wait_lost() is LossReason.STALLED
-        await settle()
-        assert bench.of(RenewalLate)[0].late > 0
-
-
-@in_virtual_time
-async def test_renewing_now_is_bounded_by_the_deadline_it_defends():
-    async with Bench() as bench:
-        bench.store.delay = 3600
-        lease = bench.lease(sent_ago=VALID - 0.5)
-        with pytest.raises(LeaseLostError) as lost:
-            await bench.renew(lease)
-        assert now() < 0.6
-        assert lost.value.reason is LossReason.EXPIRED
-        assert isinstance(lost.value.__context__, BackendUnavailableError)
 
 
 @in_virtual_time
@@ -418,24 +346,6 @@ async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being
         await asyncio.sleep(5 * VALID)
         assert lease.held
         await bench.release(lease)
-
-
-@in_virtual_time
-async def test_leases_that_begin_together_are_one_entry_until_they_are_gone():
-    async with Bench() as bench:
-        leases = [bench.lease(f"seats/{number}") for number in range(100)]
-        assert len(bench.heartbeat._schedule) == 1
-        (group,) = {lease.group for lease in leases}
-        assert len(group.members) == len(bench.heartbeat.leases) == 100
-        for lease in leases[1:]:
-            await bench.release(lease)
-        assert len(group.members) == len(bench.heartbeat.leases) == 1
-        await asyncio.sleep(INTERVAL + 0.01)
-        assert bench.store.calls == [(INTERVAL, ("seats/0",))]
-        assert not bench.heartbeat._open
-        await bench.release(leases[0])
-        assert not bench.heartbeat.leases
-        assert len(bench.heartbeat._schedule) == 0
 
 
 @in_virtual_time

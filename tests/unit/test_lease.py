@@ -133,15 +133,6 @@ async def test_a_lease_that_is_over_has_nothing_left(make, clock):
     assert state_of(lease).number == 34  # for logs and errors, where an old number does no harm
 
 
-async def test_a_clock_that_goes_back_does_not_revive_a_lease(make, clock):
-    lease = make()
-    clock.time = DEADLINE
-    assert not lease.held
-    clock.time = 0.0
-    assert not lease.held
-    assert lease.remaining == 0.0
-
-
 async def test_its_text_shows_name_token_and_time_left(make, clock):
     lease = make()
     clock.time = 1.5
@@ -229,25 +220,11 @@ async def test_the_first_reason_is_the_reason(make, ledger):
     assert ledger.entries == [LossReason.TAKEN_OVER]
 
 
-async def test_what_is_lost_by_the_clock_is_not_blamed_on_a_later_answer(make, clock):
-    lease = make()
-    clock.time = DEADLINE
-    state_of(lease).lose(LossReason.REFUSED)
-    assert lease.lost_reason is LossReason.EXPIRED
-
-
 async def test_a_beat_that_was_far_overdue_makes_the_loss_a_stall(make, clock):
     lease = make()
     state_of(lease).expect_beat(2.0)
     clock.time = DEADLINE
     assert lease.lost_reason is LossReason.STALLED
-
-
-async def test_an_unanswered_renewal_is_no_stall(make, clock):
-    lease = make()
-    state_of(lease).expect_beat(math.inf)  # it is on its way
-    clock.time = DEADLINE
-    assert lease.lost_reason is LossReason.EXPIRED
 
 
 async def test_looking_long_after_the_deadline_makes_the_loss_a_stall(make, clock):
@@ -274,27 +251,12 @@ async def test_the_time_after_a_release_is_no_loss(make, clock):
 # Waiting for the end
 
 
-async def test_everybody_who_waits_for_the_loss_is_told(make):
-    lease = make()
-    waiting = [asyncio.ensure_future(lease.wait_lost()) for _ in range(3)]
-    await asyncio.sleep(0)
-    state_of(lease).lose(LossReason.REVOKED)
-    async with asyncio.timeout(30):
-        assert await asyncio.gather(*waiting) == [LossReason.REVOKED] * 3
-
-
 async def test_waiting_for_the_loss_returns_none_when_the_lease_is_released(make):
     lease = make()
     waiting = asyncio.ensure_future(lease.wait_lost())
     await asyncio.sleep(0)
     state_of(lease).mark_released()
     assert await waiting is None
-
-
-async def test_waiting_for_the_loss_of_a_lease_that_is_over_returns_at_once(make, clock):
-    lease = make()
-    clock.time = DEADLINE
-    assert await lease.wait_lost() is LossReason.EXPIRED
 
 
 async def test_a_loss_noticed_in_a_thread_wakes_those_who_wait_and_cancels_the_body(make, clock, ledger):

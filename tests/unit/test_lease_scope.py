@@ -48,6 +48,11 @@ def leaves(scope, end, original, lost):
     return original
 
 
+async def test_a_cancellation_from_outside_wins_over_one_by_the_lease(scope):
+    error = leaves(scope, ScopeExit(None, swallowed=True, outer=True), asyncio.CancelledError(), LOST)
+    assert isinstance(error, asyncio.CancelledError)
+
+
 async def test_the_loss_itself_needs_no_note_about_the_loss(scope):
     refused = LeaseLostError("a", 1, LOST)
     assert leaves(scope, ScopeExit(refused, swallowed=False, outer=False), refused, LOST) is refused

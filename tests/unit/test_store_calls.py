@@ -22,7 +22,6 @@ GRACE = 0.05
 
 UNAVAILABLE = BackendUnavailableError("Store", "release")
 REFUSED = BackendRefusedError("Store", "release")
-LEAKED = asyncio.CancelledError()
 
 
 class ScriptedStore:
@@ -178,15 +177,6 @@ async def test_a_release_that_is_refused_is_not_repeated(caplog):
         assert "its ttl will free it" in caplog.text
 
 
-@in_virtual_time
-async def test_a_release_is_repeated_after_a_cancellation_that_leaked_out_of_a_driver():
-    async with office(LEAKED) as (store_calls, store):
-        returned = store_calls.release(Claim("a", TTL), LIMIT)
-        await asyncio.wait((returned,), timeout=5)
-        assert len(store.releases) == 2
-        assert returned.result()
-
-
 async def fails_at(moment: float) -> None:
     await asyncio.sleep(moment)
     raise UNAVAILABLE
@@ -212,18 +202,6 @@ async def test_giving_up_does_not_wait_for_a_request_longer_than_a_ttl():
         await store_calls.undo(Claim("a", TTL), [call], LIMIT)
         assert store.releases[:2] == [0.0, TTL]
         assert store.releases[-1] <= 2 * TTL
-
-
-@in_virtual_time
-async def test_giving_up_in_a_client_that_closes_releases_again_before_it_ends():
-    async with office() as (store_calls, store):
-        call = store_calls.start(fails_at(0.5))
-        abandoned = store_calls.undo(Claim("a", TTL), [call], LIMIT)
-        await asyncio.sleep(1.0)
-        await store_calls.aclose(5.0)
-        assert abandoned.done()
-        assert now() < 1.1
-        assert store.releases[-1] == 1.0
 
 
 @in_virtual_time
@@ -340,23 +318,6 @@ async def test_a_call_that_is_left_behind_is_cancelled_again_after_the_closing_t
         assert len([moment for moment in cancelled if moment > closed]) > 3
         hears.set()
         await settle()
-
-
-@in_virtual_time
-async def test_a_call_that_begins_at_once_is_a_task_of_its_own():
-    """Or a scope or a timeout inside the driver would cancel whoever asked."""
-    seen = []
-
-    async def look() -> None:
-        seen.append(asyncio.current_task())
-        await asyncio.sleep(0)
-        seen.append(asyncio.current_task())
-
-    async with office() as (store_calls, _):
-        call = store_calls.send("acquire", look, LIMIT)
-        await store_calls.answer("acquire", call, LIMIT)
-        assert seen == [call, call]
-        assert call is not asyncio.current_task()
 
 
 @in_virtual_time
