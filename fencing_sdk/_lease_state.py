@@ -42,6 +42,19 @@ from fencing_sdk.errors import LeaseLostError, LossReason, StaleTokenError, Usag
 _STALLED_FROM = 0.05
 """A deadline that is noticed less than this many seconds late shows no stall, because timers are that inexact."""
 
+_this_process: int
+
+
+def _note_process() -> None:
+    """Read the process id once for each process: at each read of a token it would take a third of that."""
+    global _this_process  # noqa: PLW0603  (a property of the process)
+    _this_process = os.getpid()
+
+
+_note_process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_process)
+
 
 class Keeper(Protocol):
     """The engine, as a lease sees it. Called in the event loop of the lease."""
@@ -120,7 +133,7 @@ class LeaseState:
         self.covered_until = math.inf
         """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
+        self.pid = _this_process
         self.released = False
         self.task: asyncio.Task[object] | None = None
         """The task that is inside ``async with`` by this lease."""
@@ -223,7 +236,7 @@ class LeaseState:
         To read it looks at the clock, and ends a lease whose deadline has passed.
         """
         if self.lost is None and not self.released:
-            if self.pid != os.getpid():
+            if self.pid != _this_process:
                 self.lost = LossReason.CLOSED  # inert: the loop and the connection belong to the parent process
             elif self.clock.now() >= self.deadline:
                 self._expire()
@@ -236,7 +249,7 @@ class LeaseState:
         Raises:
             LeaseLostError: the lease is over.
         """
-        if self.lost is None and not self.released and self.pid == os.getpid() and self.clock.now() < self.deadline:
+        if self.lost is None and not self.released and self.pid == _this_process and self.clock.now() < self.deadline:
             return
         raise self.loss()
 
@@ -254,7 +267,7 @@ class LeaseState:
             detail = self.loss_detail
         elif reason is LossReason.CLOSED and self.released and self.lost is None:
             detail = "it was released"
-        elif reason is LossReason.CLOSED and self.pid != os.getpid():
+        elif reason is LossReason.CLOSED and self.pid != _this_process:
             detail = "it belongs to the parent of this process, which is a fork"
         return LeaseLostError(self.name, self.number, reason, detail)
 
@@ -271,7 +284,7 @@ class LeaseState:
         Raises:
             UsageError: this is another loop.
         """
-        if self.pid == os.getpid() and running_loop() is not self.loop:
+        if self.pid == _this_process and running_loop() is not self.loop:
             msg = (
                 f"lease on {shown(self.name)} belongs to another event loop; "
                 "from a thread use anyio.from_thread.run or asyncio.run_coroutine_threadsafe"

@@ -27,6 +27,7 @@ __all__ = [
     "LINE_POLL",
     "LINE_TTL",
     "LONGEST_PAUSE",
+    "THIS_PROCESS",
     "TOKEN_LIMIT",
     "AnyLease",
     "BootClock",
@@ -45,6 +46,9 @@ __all__ = [
     "telling",
     "wall_micros",
 ]
+
+THIS_PROCESS = "fencing_sdk._lease_state._this_process"
+"""The process id that a lease compares with its own; a fork changes it in the child."""
 
 # Limits that a test sets to another value, by the name under which the package keeps them.
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from inside import state_of
+from inside import THIS_PROCESS, state_of
 
 from fencing_sdk import Lease, LeaseLostError, LossReason, UsageError
 from fencing_sdk._engine.heartbeat import LeaseGroup
@@ -374,6 +374,7 @@ def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(mo
 async def test_a_lease_of_the_parent_is_inert_in_a_forked_child(make, ledger, monkeypatch):
     lease = make()
     monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
+    monkeypatch.setattr(THIS_PROCESS, os.getpid())
     with pytest.raises(LeaseLostError) as refusal:
         _ = lease.token
     assert refusal.value.reason is LossReason.CLOSED

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from inside import state_of
+from inside import THIS_PROCESS, state_of
 
 import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
@@ -53,6 +53,7 @@ async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypat
         with monkeypatch.context() as in_the_child, pytest.raises(LeaseLostError) as lost:
             async with locks.lock("a"):
                 in_the_child.setattr(os, "getpid", partial(int, os.getpid() + 1))
+                in_the_child.setattr(THIS_PROCESS, os.getpid())
         assert lost.value.reason is LossReason.CLOSED
         assert await store.inspect("a") is not None
 
