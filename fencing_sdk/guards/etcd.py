@@ -182,11 +182,13 @@ class EtcdGuard(StoreGuard):
         Raises:
             StaleTokenError, ConfigurationError, BackendUnavailableError, BackendRefusedError: as `execute_all`.
         """
-        await self._raise("admit_all", check_tokens(tokens))
+        checked = check_tokens(tokens)
+        await self._write("raise_to", checked, _GuardedWrite())
+        self._reports.raised(checked)
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
-        await self._raise("raise_to", check_token_of(resource, token))
+        await self.admit_all(check_token_of(resource, token))
 
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
@@ -196,10 +198,6 @@ class EtcdGuard(StoreGuard):
             return _fence_of(entries(found, Entry), "highest").token
         except UnreadableAnswerError as error:
             raise BackendUnavailableError(_GUARD, "highest", str(error)) from error
-
-    async def _raise(self, operation: str, tokens: Mapping[str, Token]) -> None:
-        await self._write(operation, tokens, _GuardedWrite())
-        self._reports.raised(tokens)
 
     async def _write(self, operation: str, tokens: Mapping[str, Token], write: _GuardedWrite) -> list[Json] | None:
         """

@@ -165,7 +165,7 @@ class KahunaGuard(StoreGuard):
             BackendRefusedError: another program has written the value.
         """
         found = await self._read("read", self.key(resource), _Pauses())
-        return None if found is None else found.value.data
+        return None if found is None else found.data
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stay as they are."""
@@ -175,7 +175,7 @@ class KahunaGuard(StoreGuard):
     async def highest(self, resource: str) -> Token | None:
         """See `fencing_sdk.abc.Guard.highest`."""
         found = await self._read("highest", self.key(resource), _Pauses())
-        return None if found is None else found.value.fence
+        return None if found is None else found.fence
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -191,7 +191,7 @@ class KahunaGuard(StoreGuard):
         with self._reports.of_refusals(checked):
             while True:
                 before = await self._read(operation, key, pauses, for_write=True)
-                fence, data = (None, None) if before is None else (before.value.fence, before.value.data)
+                fence, data = (None, None) if before is None else (before.fence, before.data)
                 value = _FencedValue(admitted(resource, checked, fence), change(data), uuid.uuid4().hex[:16])
                 if await self._write_once(operation, key, pauses, before=before, value=value):
                     return value.data
@@ -200,7 +200,7 @@ class KahunaGuard(StoreGuard):
                 await pauses.sleep()
 
     async def _write_once(
-        self, operation: str, key: str, pauses: _Pauses, *, before: _Found | None, value: _FencedValue
+        self, operation: str, key: str, pauses: _Pauses, *, before: _FencedValue | None, value: _FencedValue
     ) -> bool:
         """
         Put *value* in the place of *before*. Return False if another write was first and this one never can be done.
@@ -222,7 +222,7 @@ class KahunaGuard(StoreGuard):
                     return done
                 doubtful = True
                 present = await self._read(operation, key, pauses, for_write=True)
-                if present is not None and present.value.number == value.number:
+                if present is not None and present.number == value.number:
                     return True
                 if present is not None and present.revision >= following:
                     break
@@ -252,7 +252,7 @@ class KahunaGuard(StoreGuard):
             raise answer.unexpected(operation)
         return False
 
-    async def _read(self, operation: str, key: str, pauses: _Pauses, *, for_write: bool = False) -> _Found | None:
+    async def _read(self, operation: str, key: str, pauses: _Pauses, *, for_write: bool = False) -> _FencedValue | None:
         """
         Read what a resource has now; None if it has nothing yet. Try again after no answer.
 
@@ -279,9 +279,9 @@ class KahunaGuard(StoreGuard):
                 if pauses.over or (isinstance(error, _UnreachedError) and not for_write):
                     raise
             else:
-                value = None if expires else _FencedValue.read(stored)  # if it expires, the fence would go with it
+                value = None if expires else _FencedValue.read(stored, revision)  # else the fence would go with it
                 if value is not None:
-                    return _Found(value, revision)
+                    return value
                 detail = f"the value of {shown(key)} was written by another program; set another prefix"
                 raise BackendRefusedError(_GUARD, operation, detail)
             await pauses.sleep()
@@ -385,6 +385,7 @@ class _FencedValue:
     """None until the first write."""
     number: str
     """The random number of the write."""
+    revision: int = -1
 
     def to_bytes(self) -> bytes:
         """Write it in the layout."""
@@ -392,22 +393,15 @@ class _FencedValue:
         return line if self.data is None else line + b"\n" + self.data
 
     @classmethod
-    def read(cls, value: bytes) -> _FencedValue | None:
+    def read(cls, value: bytes, revision: int) -> _FencedValue | None:
         """Read the layout; None if *value* has another one."""
         line, newline, data = value.partition(b"\n")
         match = _FIRST_LINE.fullmatch(line)
         if match is not None:
             with suppress(ConfigurationError):
-                return cls(parse_written(match[1].decode()), data if newline else None, match[2].decode())
+                fence = parse_written(match[1].decode())
+                return cls(fence, data if newline else None, match[2].decode(), revision)
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A value as it was read."""
-
-    value: _FencedValue
-    revision: int
 
 
 class _Pauses:

@@ -15,7 +15,9 @@ import aiomysql
 import asyncmy
 import postgresql_ways as ways
 import pymysql
+import pytest
 from asyncmy.cursors import DictCursor
+from mysql_programs import flavours
 
 DATA = "CREATE TABLE data (resource varbinary(512) PRIMARY KEY, value blob) ENGINE=InnoDB"
 LEVEL = "SET SESSION TRANSACTION ISOLATION LEVEL "
@@ -184,6 +186,11 @@ WAYS = {
 }
 if importlib.util.find_spec("MySQLdb"):
     WAYS |= {"mysqlclient": MysqlClient, "session-mysqlclient": AlchemyMysqlClient}
+
+
+COLUMNS = [("postgresql", way) for way in ways.WAYS] + [(flavour, way) for flavour in flavours() for way in WAYS]
+every_way = pytest.mark.parametrize("way", COLUMNS, indirect=True, ids="-".join)
+"""Marks a test for all ways to all servers, because the driver decides."""
 
 
 def opened(name: str, url: str):

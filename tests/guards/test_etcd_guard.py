@@ -5,7 +5,7 @@ from base64 import b64decode
 from contextlib import asynccontextmanager
 
 import pytest
-from etcd_server import EtcdError, b64
+from etcd_server import b64
 from etcd_stage import ask_first
 from patience import until
 
@@ -183,14 +183,6 @@ async def test_the_fence_is_readable_and_what_is_none_is_refused(etcd_server, gu
             with pytest.raises(BackendRefusedError, match="is not a fence"):
                 await call
         assert value(etcd_server, "fence/b") == foreign
-
-
-async def test_etcds_own_refusal_leaves_as_ours(etcd_server, guard):
-    with pytest.raises(BackendRefusedError):
-        await guard.execute("a", OLD, put("x", "1"), put("x", "2"))  # a key twice in one transaction
-    assert await guard.highest("a") is None
-    with pytest.raises(EtcdError):
-        await etcd_server.command("kv/nonsense")
 
 
 @pytest.mark.parametrize("operation", [lambda: put(5, "a"), lambda: put("a", 5), lambda: delete(None)])

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import anyio
 import pytest
+from mysql_ways import every_way
 
 from fencing_sdk import LeaseLostError, LockClient, StaleTokenError, Token
 from fencing_sdk.backends.memory import MemoryBackend
@@ -22,6 +23,7 @@ LEVELS = ("read committed", "repeatable read", "serializable")
 
 
 @pytest.mark.every_loop
+@every_way
 async def test_fence_and_data_are_committed_together(way):
     guard = SqlGuard()
     async with way.begin() as transaction:
@@ -38,6 +40,7 @@ async def test_fence_and_data_are_committed_together(way):
     assert (await way.stage.fence(), await way.read("a")) == (34, "new")
 
 
+@every_way
 async def test_the_fences_of_several_resources_are_committed_together(way):
     guard, tokens, values = SqlGuard(), {"b": NEW, "a": 5}, {"a": "x", "b": "y"}
     await way.write_all(guard, tokens, values)
@@ -49,6 +52,7 @@ async def test_the_fences_of_several_resources_are_committed_together(way):
     assert [await way.read(name) for name in "ab"] == ["x", "y"]
 
 
+@every_way
 async def test_rolling_back_takes_the_fence_back(way):
     guard = SqlGuard()
     await way.write(guard, "a", 3, "first")
@@ -62,6 +66,7 @@ async def test_rolling_back_takes_the_fence_back(way):
     assert await way.stage.fence() == 33
 
 
+@every_way
 async def test_a_refusal_leaves_the_transaction_open_and_usable(way):
     """It is not an error of the server's, which would have spoilt a transaction of PostgreSQL."""
     guard = SqlGuard()
@@ -232,6 +237,7 @@ async def test_the_deadline_of_a_lease_ends_the_waiting_for_a_held_fence(own_gua
 # In a given transaction.
 
 
+@every_way
 async def test_a_fence_is_raised_in_a_given_transaction_and_stands_once_that_is_committed(way):
     guard = SqlGuard()
     await way.write(guard, "a", OLD, "old")

@@ -379,29 +379,6 @@ def put_fenced(server, key, token, data):
 # Nodes
 
 
-async def test_a_node_that_hangs_or_says_must_retry_for_ever_is_passed_over(kahuna_cluster):
-    for act, value in (("hang", ""), ("body", {"type": 101})):
-        kahuna_cluster.heal()
-        kahuna_cluster.fault(act, value, node=0, apply=False)
-        async with KahunaGuard(kahuna_cluster.url) as guard:
-            started = asyncio.get_running_loop().time()
-            await guard.write(act, OLD, b"1")
-            assert asyncio.get_running_loop().time() < started + 12  # to wait for that node takes 15 s or more
-            assert await guard.read(act) == b"1"
-
-
-async def test_the_node_that_serves_a_key_is_asked_first_for_it(kahuna_cluster, monkeypatch):
-    """Another one may say MustRetry for ever for this key, and serve all others."""
-    monkeypatch.setattr("fencing_sdk.guards.kahuna.PATIENCE", 60.0)  # a stall asks one more node
-    kahuna_cluster.fault("body", {"type": 101}, node=0, apply=False)
-    kahuna_cluster.fault("body", {"type": 101}, node=1, apply=False)
-    async with KahunaGuard(kahuna_cluster.url) as guard:
-        await guard.write("a", OLD, b"1")
-        before = len(kahuna_cluster.seen())
-        await guard.write("a", OLD, b"2")
-        assert [fields["node"] for fields in kahuna_cluster.seen()[before:]] == [2, 2]
-
-
 async def test_a_lock_in_the_same_cluster_raises_the_fence(kahuna_cluster):
     async with KahunaGuard(kahuna_cluster.url) as guard, connect(kahuna_cluster.url) as locks:
         for expected in (0, 1):

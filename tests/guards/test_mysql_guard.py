@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 from contextlib import asynccontextmanager
 
 import asyncmy
@@ -86,19 +85,6 @@ async def test_names_that_the_collations_take_for_equal_are_several(server):
     assert [await guard.highest(name) for name in names] == [*range(len(names))]
 
 
-@pytest.mark.parametrize("charset", ["latin1", "utf8mb4"])
-async def test_a_connection_of_another_character_set_means_the_same_resource(charset, server):
-    guard = SqlGuard(server.url)
-    await guard.raise_to("Zürich", NEW)
-    async with server.connected(charset=charset) as connection:
-        await connection.query("SET sql_mode = 'NO_BACKSLASH_ESCAPES'")
-        with pytest.raises(StaleTokenError):
-            await guard.admit(connection, "Zürich", OLD)
-        await guard.admit(connection, "back\\slash' -- ", 1)
-        await connection.commit()
-    assert await guard.highest("back\\slash' -- ") == 1
-
-
 @pytest.mark.parametrize(("number", "holder"), [(-1, None), (2**53, None), (34, b""), (34, b"AA"), (34, b"\xff")])
 async def test_a_row_that_another_program_wrote_is_refused(number, holder, server):
     guard = SqlGuard(server.url)
@@ -140,20 +126,6 @@ async def test_a_connection_that_commits_by_itself_is_refused(kind, server):
         with pytest.raises(UsageError, match="begin one first"):
             await SqlGuard().raise_in(connection, "a", NEW)
     assert server.ask("SELECT * FROM fencing_fence") == []
-
-
-async def test_a_transaction_that_was_begun_by_hand_will_do(server):
-    guard = SqlGuard(server.url)
-    async with autocommitting("asyncmy", server) as connection:
-        await connection.begin()
-        await guard.admit(connection, "a", 1)
-        await connection.rollback()
-        with pytest.raises(UsageError, match="begin one first"):
-            await guard.admit(connection, "a", 2)
-        await connection.begin()
-        await guard.admit(connection, "a", 3)
-        await connection.commit()
-    assert await fence(server) == 3
 
 
 async def test_a_transaction_that_has_ended_unseen_is_found_out(server):
@@ -284,21 +256,6 @@ async def test_waiting_in_a_given_transaction_sets_the_session_back(server):
         assert await cursor.fetchall() == ((50, 1),), "the server has rolled the statement back, and nothing else"
 
 
-@pytest.mark.parametrize(
-    ("url", "database"),
-    [
-        ("mysql://app:secret@DB/shop", "app@db:3306/shop"),
-        ("mariadb://app@a,b:7777/shop", "app@a:3306,b:7777/shop"),
-        ("mysql://app@/shop?unix_socket=/run/mysqld/mysqld.sock", "app@%2Frun%2Fmysqld%2Fmysqld.sock/shop"),
-        ("mysql://db/shop", None),
-    ],
-)
-def test_the_guard_tells_which_database_it_means_and_never_the_password(url, database):
-    guard = SqlGuard(url)
-    assert guard.database == database
-    assert "secret" not in repr(guard)
-
-
 @pytest.mark.parametrize("url", ["mysql://me:secret@host", "mysql://me:secret@host/app?nonsense=1", "mysql://@:x/a"])
 def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url):
     with pytest.raises(ConfigurationError) as refusal:
@@ -325,55 +282,6 @@ async def test_no_fence_is_raised_on_one_of_several_servers_that_take_writes(mys
 
 
 # Races.
-
-
-@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-async def test_of_eight_writers_with_late_tokens_no_stale_one_is_committed(level, server):
-    """A third of the tokens is late. The log of the writes, in the order of their commits, never goes down."""
-    guard, issued, outcomes = SqlGuard(server.url), 0, []
-    await guard.raise_to("a", 0)
-    await server.execute("CREATE TABLE log (n bigint AUTO_INCREMENT PRIMARY KEY, token bigint) ENGINE=InnoDB")
-    await server.execute("INSERT INTO data VALUES ('a', '0')")
-
-    async def admitted(connection, token):
-        """Or MariaDB with snapshots, at SERIALIZABLE, wants another try of a transaction that has waited."""
-        try:
-            await guard.admit(connection, "a", token)
-        except asyncmy.errors.OperationalError as error:
-            if code_of(error) != 1020:
-                raise
-            return False
-        return True
-
-    async def write(seed):
-        nonlocal issued
-        chance = random.Random(seed)
-        for _ in range(25):
-            if chance.random() < 0.7:
-                issued += 1
-                token = issued
-            else:
-                token = max(1, issued - chance.randrange(6))
-            await asyncio.sleep(chance.random() * 0.002)
-            async with server.connected() as connection, connection.cursor() as cursor:
-                await cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}")
-                try:
-                    while not await admitted(connection, token):
-                        await connection.rollback()
-                except StaleTokenError:
-                    outcomes.append("stale")
-                    continue
-                await cursor.execute("INSERT INTO log (token) VALUES (%s)", (token,))
-                await cursor.execute("UPDATE data SET value = %s WHERE resource = 'a'", (str(token),))
-                await connection.commit()
-                outcomes.append("written")
-
-    await asyncio.gather(*(write(seed) for seed in range(8)))
-    log = [token for (token,) in await server.fetch("SELECT token FROM log ORDER BY n")]
-    assert log == sorted(log)
-    assert len(log) == outcomes.count("written")
-    assert {"stale", "written"} == set(outcomes)
-    assert await fence(server) == log[-1] == int(await server.value("SELECT value FROM data"))
 
 
 async def test_steps_over_other_resources_do_not_wait(server):

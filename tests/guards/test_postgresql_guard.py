@@ -51,15 +51,6 @@ class TestWithAnEngineAndSessions(ThroughAWay, GuardSuite):
         return SqlGuard(way.engine)
 
 
-class TestWithAnEngineAndConnectionsOfPsycopg(ThroughAWay, GuardSuite):
-    @asynccontextmanager
-    async def opened(self, url):
-        async with opened("connection-psycopg", url) as other, opened("psycopg", url) as way:
-            guard = SqlGuard(other.engine)
-            guard.way = way
-            yield guard
-
-
 # A transaction there must be.
 
 

@@ -7,7 +7,7 @@ import sys
 
 import asyncpg
 import pytest
-from postgresql_ways import WAYS, opened, sqlstate
+from postgresql_ways import opened, sqlstate
 
 from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
 from fencing_sdk.guards.sql import SqlGuard
@@ -17,7 +17,7 @@ pytest_plugins = ["postgresql_fixtures", "guard_database"]
 OLD, NEW = Token(33, "aaaaaaaa"), Token(34, "bbbbbbbb")
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["asyncpg", "psycopg-sync", "session"])
 async def way(request, server):
     async with opened(request.param, server.url) as way:
         yield way
@@ -290,23 +290,6 @@ async def test_a_table_that_was_moved_is_not_made_a_second_time(known, table, se
     assert await server.value("SELECT count(*) FROM public.fencing_fence") == 0
 
 
-async def test_a_copy_that_takes_the_place_of_the_table_is_the_guards_own(server):
-    """As a migration makes it that changes a type without a long lock. The old table stays, under another name."""
-    guard = SqlGuard(server.url)
-    await guard.raise_to("a", NEW)
-    async with server.connected() as connection:
-        await admit_on(connection, guard, "b", OLD)
-        await server.execute("""
-            ALTER TABLE fencing_fence RENAME TO fencing_fence_old;
-            CREATE TABLE fencing_fence (LIKE fencing_fence_old INCLUDING ALL);
-            INSERT INTO fencing_fence TABLE fencing_fence_old
-        """)
-        with pytest.raises(StaleTokenError):
-            await admit_on(connection, guard, "a", OLD)
-        await admit_on(connection, guard, "a", NEW)
-        await guard.raise_to("a", Token(35, "cccccccc"))
-
-
 async def test_a_transaction_in_another_database_is_found_out(server):
     guard = SqlGuard(server.url, table="public.fencing_fence")
     await guard.raise_to("a", NEW)
@@ -342,17 +325,6 @@ async def test_what_a_role_needs_is_to_read_insert_and_update(server):
         assert await guard.highest("a") == 34
 
 
-@pytest.mark.parametrize("lacking", ["SELECT", "INSERT", "UPDATE"])
-async def test_a_missing_permission_is_the_error_of_the_database(lacking, server):
-    await server.execute(SqlGuard().ddl("postgresql"))
-    grants = ", ".join({"SELECT", "INSERT", "UPDATE"} - {lacking})
-    async with role(server, USAGE, f"GRANT {grants} ON fencing_fence TO clerk") as way:
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await way.write(SqlGuard(), "a", NEW, "new")
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await SqlGuard(way.url).raise_to("a", NEW)
-
-
 async def test_a_role_that_may_not_create_the_table_is_told_how(server):
     async with role(server, USAGE) as way:
         with pytest.raises(asyncpg.InsufficientPrivilegeError) as denied:
@@ -386,14 +358,6 @@ def test_the_guard_tells_which_database_it_means_and_never_the_password(url, dat
     assert guard.database == database
     assert "secret" not in repr(guard)
     assert "secret" not in repr(vars(guard))
-
-
-def test_what_the_environment_says_belongs_to_it(monkeypatch):
-    for name, value in {"PGHOST": "db", "PGPORT": "6000", "PGUSER": "app", "PGDATABASE": "shop"}.items():
-        monkeypatch.setenv(name, value)
-    assert SqlGuard("postgresql://").database == "app@db:6000/shop"
-    monkeypatch.setenv("PGSERVICE", "x")
-    assert SqlGuard("postgresql://app@db/shop").database is None
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,6 @@ class ClusterSuite(GuardSuite):
 class TestCommandsOnACluster(ClusterSuite): ...
 
 
-class TestALuaBodyThroughAClusterClientThatDecodes(ClusterSuite):
-    @asynccontextmanager
-    async def opened(self):
-        async with RedisCluster.from_url(self.cluster.url, decode_responses=True) as client:
-            yield RedisGuard(client)
-
-    async def write(self, guard, resource, token, value):
-        body = guard.script("return redis.call('SET', KEYS[1], ARGV[1])")
-        await body.run(resource, token, keys=[guard.key(resource, "value")], args=[value])
-
-
 class TestSetThroughValkeysClusterClient(ClusterSuite):
     @asynccontextmanager
     async def opened(self):

@@ -216,9 +216,3 @@ def test_without_the_guard_the_late_write_gets_through(postgresql_server, tmp_pa
     done = run(script, tmp_path, FENCING_URL=postgresql_server.url)
     assert done.returncode == 1
     assert "AssertionError: the late write got through" in done.stderr
-
-
-def test_without_a_database_it_says_what_it_needs(tmp_path):
-    done = run(EXAMPLE, tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("name a database: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import pkgutil
 import re
@@ -18,7 +17,7 @@ import postgresql_ways
 import pytest
 from mysql_programs import flavours
 
-from fencing_sdk import ConfigurationError, LeaseLostError, LockClient, StaleTokenError, Token, guards
+from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, Token, guards
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards import admitted
 from fencing_sdk.guards.etcd import EtcdGuard, put
@@ -189,19 +188,6 @@ async def test_a_refusal_leaves_the_body_bare_and_is_told_to_the_clients_observe
         "fence_raised",
         "stale_rejected",
     ]
-
-
-async def test_a_fence_that_takes_too_long_costs_the_lease_and_not_its_safety(tmp_path):
-    """The acquisition ends with the lease it was about, and the lock is free for others."""
-
-    class Slow(MemoryGuard):
-        async def raise_to(self, resource, token):
-            await asyncio.sleep(30)
-
-    async with LockClient(MemoryBackend()) as locks:
-        with pytest.raises(LeaseLostError):
-            await locks.lock("a", ttl=0.3, max_hold=0.2, fences=[Slow()]).acquire()
-        assert await locks.inspect("a") is None
 
 
 # The guard on the page about guards passes the suite.

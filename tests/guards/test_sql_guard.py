@@ -97,18 +97,6 @@ class TestSqlite3InAWorkerThread(StdlibSuite):
             connection.executemany(PUT, values.items())
 
 
-class TestSqlite3InTheEventLoop(StdlibSuite):
-    async def write(self, guard, resource, token, value):
-        with connected(self.path) as connection, connection:
-            await guard.admit(connection, resource, token)
-            connection.execute(PUT, (resource, value))
-
-    async def write_all(self, guard, tokens, values):
-        with connected(self.path) as connection, connection:
-            await guard.admit_all(connection, tokens)
-            connection.executemany(PUT, values.items())
-
-
 class TestAiosqlite(StdlibSuite):
     async def write(self, guard, resource, token, value):
         async with aiosqlite.connect(self.path, timeout=30) as connection:
@@ -184,18 +172,6 @@ class TestAsyncSession(AlchemySuite):
         async with AsyncSession(guard.engine) as session, session.begin():
             await guard.admit_all(session, tokens)
             await session.execute(PUT_TEXT, [{"resource": name, "value": value} for name, value in values.items()])
-
-
-class TestAsyncConnection(AlchemySuite):
-    async def write(self, guard, resource, token, value):
-        async with guard.engine.begin() as connection:
-            await guard.admit(connection, resource, token)
-            await connection.execute(PUT_TEXT, {"resource": resource, "value": value})
-
-    async def write_all(self, guard, tokens, values):
-        async with guard.engine.begin() as connection:
-            await guard.admit_all(connection, tokens)
-            await connection.execute(PUT_TEXT, [{"resource": name, "value": value} for name, value in values.items()])
 
 
 @pytest.mark.parametrize("kind", [Session, Connection])
@@ -481,12 +457,6 @@ def test_what_names_no_file_is_refused_without_showing_it(connect):
 def test_a_url_with_a_driver_is_answered_with_the_extra_to_install():
     with pytest.raises(ConfigurationError, match=r"fencing-sdk\[sqlalchemy\]"):
         SqlGuard("sqlite+aiosqlite:///app.db")
-
-
-async def test_raising_a_fence_never_blocks_the_event_loop(path, no_blocking_calls):
-    guard = SqlGuard(path)
-    await guard.raise_to("a", NEW)
-    assert await guard.highest("a") == 34
 
 
 async def test_who_is_cancelled_does_not_wait_for_another_writer(path):

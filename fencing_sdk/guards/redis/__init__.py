@@ -40,18 +40,13 @@ from fencing_sdk.guards.redis._scripts import (
     Command,
     accepted,
     check_arguments,
-    check_commands,
-    check_one_slot,
-    check_prefix,
+    check_command,
     check_slots,
-    checked_body,
     fence_from,
     fence_key,
     keys_of,
-    packed,
     slot,
     tag,
-    unless_failed,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +101,10 @@ class RedisGuard(StoreGuard):
         observers: Sequence[Observer] = (),
     ) -> None:
         super().__init__(observers)
-        self._prefix = check_prefix(prefix)
+        self._prefix = check_name(prefix, parameter="prefix")
+        if "{" in prefix or "}" in prefix:
+            msg = f"prefix must not have braces, which would change the slot of every fence, got {shown(prefix)}"
+            raise ConfigurationError(msg)
         self._is_own = isinstance(client_or_url, str)
         self._client: Any = _client_for(client_or_url) if isinstance(client_or_url, str) else client_or_url
         self._family = _family(self._client)
@@ -170,10 +168,19 @@ class RedisGuard(StoreGuard):
                 and no fence was raised.
             ConfigurationError: as `execute`; or the fences are in several slots of the cluster.
         """
-        checked = check_commands(commands)
-        touched = keys_of(checked) if keys is None else keys
-        replies = await self._write(self._execute, check_tokens(tokens), touched, packed(checked))
-        return unless_failed(cast("list[object]", replies), checked)
+        if not commands:
+            msg = "there is no command to execute; raise_to() raises the fence without one"
+            raise ConfigurationError(msg)
+        checked = [check_command(command) for command in commands]
+        touched = [key for command in checked for key in keys_of(command)] if keys is None else keys
+        words = [word for command in checked for word in (len(command), *command)]  # as `EXECUTE` reads them
+        replies = cast("list[object]", await self._write(self._execute, check_tokens(tokens), touched, words))
+        failed = replies[-1]
+        if isinstance(failed, Exception):
+            position = f"command {len(replies)} of {len(checked)}, {checked[len(replies) - 1][0]!s}, failed"
+            failed.add_note(f"fencing_sdk: {position}; the writes of those before it stay, those after it did not run")
+            raise failed
+        return replies
 
     async def admit_all(self, tokens: Mapping[str, int]) -> None:
         """
@@ -219,7 +226,18 @@ class RedisGuard(StoreGuard):
         Raises:
             ConfigurationError: *body* is not a str, or begins with ``#!``.
         """
-        return FencedScript(self, CheckedScript(checked_body(body)))
+        given: object = body
+        if not isinstance(given, str):
+            msg = f"body must be Lua as a str, not {type(body).__name__}"
+            raise ConfigurationError(msg)
+        if body.lstrip().startswith("#!"):
+            msg = "body must not begin with a '#!' line: the check stands in front of it"
+            raise ConfigurationError(msg)
+        try:
+            return FencedScript(self, CheckedScript(body))
+        except UnicodeEncodeError:
+            msg = "body has a lone surrogate, which cannot be sent"
+            raise ConfigurationError(msg) from None
 
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
@@ -251,7 +269,15 @@ class RedisGuard(StoreGuard):
         once: bool = True,
     ) -> object:
         fences = {resource: fence_key(self._prefix, resource) for resource in tokens}
-        touched = self._touched(fences, keys)
+        encoder = self._client.get_encoder()
+        touched = list(dict.fromkeys(bytes(encoder.encode(key)) for key in check_arguments(keys, "keys")))
+        for resource, fence in fences.items():
+            if fence in touched:
+                what = f"key {shown(fence)} is the fence of {shown(resource)}"
+                msg = f"{what}, which no command may write; use raise_to()"
+                raise ConfigurationError(msg)
+        if self._is_cluster:
+            check_slots(fences, touched)
         for token in tokens.values():
             format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
         check = [word for token in tokens.values() for word in (f"{token:d}", token.holder or "")]
@@ -263,19 +289,13 @@ class RedisGuard(StoreGuard):
             except self._no_script:  # the server has not run it
                 reply = await self._send("EVAL", script.text, len(keys), *keys, *words, once=once)
             except Exception as error:  # the driver's names no file
-                complaint = self._tls_complaint()
-                if complaint is None:
-                    raise
-                raise ConfigurationError(complaint) from error
+                client = self._client
+                given = client.get_connection_kwargs() if self._is_cluster else client.connection_pool.connection_kwargs
+                files = [given.get(name) for name in _TLS_FILES]
+                if self._is_own and any(files) and (complaint := complaint_about(*files, names=_TLS_FILES)):
+                    raise ConfigurationError(complaint) from error
+                raise
             return accepted(tokens, list(fences.values()), reply)
-
-    def _tls_complaint(self) -> str | None:
-        """Return which file that the URL names for TLS is unusable, or None."""
-        if not self._is_own:
-            return None
-        client = self._client
-        options = client.get_connection_kwargs() if self._is_cluster else client.connection_pool.connection_kwargs
-        return complaint_about(*map(options.get, _TLS_FILES), names=_TLS_FILES)
 
     async def _send(self, verb: str, script: str, number: int, *words: Argument, once: bool) -> object:
         """Send a command to the server with the last of its keys: *once*, or as often as the client is set to."""
@@ -302,21 +322,6 @@ class RedisGuard(StoreGuard):
             return await connection.read_response()
         finally:
             await pool.release(connection)
-
-    def _touched(self, fences: Mapping[str, bytes], keys: Iterable[Argument]) -> list[bytes]:
-        """Return each of *keys* once, as bytes. Refuse the fences, and what is in several slots of a cluster."""
-        encoder = self._client.get_encoder()
-        touched = list(dict.fromkeys(bytes(encoder.encode(key)) for key in check_arguments(keys, "keys")))
-        for resource, fence in fences.items():
-            if fence in touched:
-                what = f"key {shown(fence)} is the fence of {shown(resource)}"
-                msg = f"{what}, which no command may write; use raise_to()"
-                raise ConfigurationError(msg)
-        if self._is_cluster:
-            check_one_slot(fences)
-            for resource, fence in fences.items():
-                check_slots(resource, fence, touched)
-        return touched
 
 
 class FencedScript:

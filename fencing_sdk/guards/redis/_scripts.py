@@ -22,22 +22,12 @@ from hashlib import sha1
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.token import Token, token_of_parts
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 from fencing_sdk.guards import refusal
 
 _SLOTS = 16_384
 _ESCAPES = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
-
-
-def check_prefix(prefix: object) -> str:
-    """Return *prefix* if it can stand in front of the hash tag."""
-    prefix = check_name(prefix, parameter="prefix")
-    if "{" in prefix or "}" in prefix:
-        msg = f"prefix must not have braces, which would change the slot of every fence, got {shown(prefix)}"
-        raise ConfigurationError(msg)
-    return prefix
 
 
 def tag(resource: str) -> str:
@@ -57,20 +47,16 @@ def slot(key: bytes) -> int:
     return crc_hqx(tagged if opened and closed and tagged else key, 0) % _SLOTS
 
 
-def check_one_slot(fences: Mapping[str, bytes]) -> None:
-    """Refuse fences, by resource, that a cluster would keep apart from one another."""
-    first, *others = fences.items()
-    for other in others:
-        if slot(other[1]) != slot(first[1]):
+def check_slots(fences: Mapping[str, bytes], keys: Sequence[bytes]) -> None:
+    """Refuse fences, by resource, and *keys* that a cluster would keep apart from the first fence."""
+    (resource, fence), *others = fences.items()
+    for other, another in others:
+        if slot(another) != slot(fence):
             msg = (
-                f"the fences of {shown(first[0])} and {shown(other[0])} are in different slots of the cluster, so no "
+                f"the fences of {shown(resource)} and {shown(other)} are in different slots of the cluster, so no "
                 "script can check both and write: call admit_all(tokens), then execute(...) for each resource"
             )
             raise ConfigurationError(msg)
-
-
-def check_slots(resource: str, fence: bytes, keys: list[bytes]) -> None:
-    """Refuse *keys* that a cluster would keep apart from the *fence*."""
     for key in keys:
         if slot(key) != slot(fence):
             msg = (
@@ -105,48 +91,8 @@ _ELSEWHERE = {
 }
 
 
-def check_commands(commands: Sequence[object]) -> list[Command]:
-    """Return *commands* if there are any, and each is a name and its arguments."""
-    if not commands:
-        msg = "there is no command to execute; raise_to() raises the fence without one"
-        raise ConfigurationError(msg)
-    return [_check_command(command) for command in commands]
-
-
-def check_arguments(arguments: Iterable[object], what: str) -> list[Argument]:
-    """Return *arguments* if each is text, bytes or a number. The driver would refuse others only when it sends them."""
-    checked: list[Argument] = []
-    for argument in arguments:
-        if isinstance(argument, bool) or not isinstance(argument, str | bytes | bytearray | memoryview | int | float):
-            msg = f"{what} must be str, bytes, int or float, not {type(argument).__name__}"
-            raise ConfigurationError(msg)
-        checked.append(argument)
-    return checked
-
-
-def packed(commands: Sequence[Command]) -> list[Argument]:
-    """Join the words of all *commands*, each command with their number first, as `EXECUTE` reads them."""
-    return [word for command in commands for word in (len(command), *command)]
-
-
-def keys_of(commands: Sequence[Command]) -> list[Argument]:
-    """Find the keys that *commands* touch. Refuse a command whose name does not show which of its words are keys."""
-    return [key for command in commands for key in _keys(command)]
-
-
-def _keys(command: Command) -> Sequence[Argument]:
-    name, arguments = str(command[0]).upper(), command[1:]
-    if name in _ALL:
-        return arguments
-    if name in _EVERY_SECOND:
-        return arguments[::2]
-    if name in _ELSEWHERE:
-        msg = f"the guard does not know which words of {name} are keys; name those of all commands with keys=[...]"
-        raise ConfigurationError(msg)
-    return arguments[: 0 if name in _NONE else 2 if name in _FIRST_TWO else 1]
-
-
-def _check_command(command: object) -> Command:
+def check_command(command: object) -> Command:
+    """Return *command* if it is a name and its arguments."""
     if isinstance(command, str | bytes) or not isinstance(command, Sequence) or not command:
         msg = f'a command is a sequence of its words, such as ("SET", key, value), not {shown(command)}'
         raise ConfigurationError(msg)
@@ -160,6 +106,30 @@ def _check_command(command: object) -> Command:
     return check_arguments(command, f"the arguments of {name}")
 
 
+def check_arguments(arguments: Iterable[object], what: str) -> list[Argument]:
+    """Return *arguments* if each is text, bytes or a number. The driver would refuse others only when it sends them."""
+    checked: list[Argument] = []
+    for argument in arguments:
+        if isinstance(argument, bool) or not isinstance(argument, str | bytes | bytearray | memoryview | int | float):
+            msg = f"{what} must be str, bytes, int or float, not {type(argument).__name__}"
+            raise ConfigurationError(msg)
+        checked.append(argument)
+    return checked
+
+
+def keys_of(command: Command) -> Sequence[Argument]:
+    """Find the keys that *command* touches. Refuse one whose name does not show which of its words are keys."""
+    name, arguments = str(command[0]).upper(), command[1:]
+    if name in _ALL:
+        return arguments
+    if name in _EVERY_SECOND:
+        return arguments[::2]
+    if name in _ELSEWHERE:
+        msg = f"the guard does not know which words of {name} are keys; name those of all commands with keys=[...]"
+        raise ConfigurationError(msg)
+    return arguments[: 0 if name in _NONE else 2 if name in _FIRST_TWO else 1]
+
+
 class CheckedScript:
     """A script whose body runs if the check accepts the token. The second item of the reply is the body's value."""
 
@@ -168,27 +138,6 @@ class CheckedScript:
     def __init__(self, body: str) -> None:
         self.text = f"do {_check()} end local function body() {body}\nend\nreturn {{1, body()}}"
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-def checked_body(body: object) -> str:
-    """
-    Return *body* if it can follow the check. The server checks its syntax.
-
-    Raises:
-        ConfigurationError: it is not a text, or begins with a line that must be the first of a script.
-    """
-    if not isinstance(body, str):
-        msg = f"body must be Lua as a str, not {type(body).__name__}"
-        raise ConfigurationError(msg)
-    if body.lstrip().startswith("#!"):
-        msg = "body must not begin with a '#!' line: the check stands in front of it"
-        raise ConfigurationError(msg)
-    try:
-        body.encode()
-    except UnicodeEncodeError:
-        msg = "body has a lone surrogate, which cannot be sent"
-        raise ConfigurationError(msg) from None
-    return body
 
 
 EXECUTE = """
@@ -246,17 +195,6 @@ def fence_from(stored: object, key: bytes) -> Token:
     return token
 
 
-def unless_failed(replies: list[object], commands: Sequence[Command]) -> list[object]:
-    """Return the *replies*; raise the last, with a note, if it is an error of the server."""
-    failed = replies[-1]
-    if isinstance(failed, Exception):
-        name = str(commands[len(replies) - 1][0])
-        position = f"command {len(replies)} of {len(commands)}, {name}, failed"
-        failed.add_note(f"fencing_sdk: {position}; the writes of those before it stay, those after it did not run")
-        raise failed
-    return replies
-
-
 def _no_fence(key: bytes, operation: str) -> BackendRefusedError:
     return BackendRefusedError(
         "redis", operation, f"{shown(key)} is not a fence; another program writes there, so set another prefix"
@@ -264,5 +202,4 @@ def _no_fence(key: bytes, operation: str) -> BackendRefusedError:
 
 
 def _text(reply: object) -> str:
-    """Decode an ASCII *reply*, unless the client has decoded it."""
     return reply.decode("ascii", "replace") if isinstance(reply, bytes) else cast("str", reply)
