@@ -40,36 +40,27 @@ __all__ = [
     "holding",
 ]
 
-_HOMES = {
-    "Election": "recipes.election",
-    "ElectionStanding": "recipes.election",
-    "ElectionTerm": "recipes.election",
-    "HeldLocks": "recipes.multilock",
-    "KazooLock": "recipes.old_locks",
-    "MultiLock": "recipes.multilock",
-    "OldLock": "recipes.mixed_fleet",
-    "PermitLease": "_lease",
-    "PythonRedisLock": "recipes.old_locks",
-    "Ran": "recipes.jobs",
-    "ReadWriteLock": "recipes.shares",
-    "RedisPyLock": "recipes.old_locks",
-    "RedissonLock": "recipes.old_locks",
-    "Semaphore": "recipes.shares",
-    "ShedLockRow": "recipes.old_locks",
-    "Skipped": "recipes.jobs",
-    "beside": "recipes.mixed_fleet",
-    "holding": "recipes.precondition",
+_MODULES = {
+    "_lease": ("PermitLease",),
+    "recipes.election": ("Election", "ElectionStanding", "ElectionTerm"),
+    "recipes.jobs": ("Ran", "Skipped"),
+    "recipes.mixed_fleet": ("OldLock", "beside"),
+    "recipes.multilock": ("HeldLocks", "MultiLock"),
+    "recipes.old_locks": ("KazooLock", "PythonRedisLock", "RedisPyLock", "RedissonLock", "ShedLockRow"),
+    "recipes.precondition": ("holding",),
+    "recipes.shares": ("ReadWriteLock", "Semaphore"),
 }
-"""The module of each name, which is imported when the name is first read: a program loads the recipes that it uses."""
+"""The names of each module, which is imported when one of them is first read: a program loads what it uses."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    found: object = getattr(importlib.import_module(f"fencing_sdk.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    for module, names in _MODULES.items():
+        if name in names:
+            found: object = getattr(importlib.import_module(f"fencing_sdk.{module}"), name)
+            globals()[name] = found
+            return found
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:

@@ -141,7 +141,7 @@ class JobCall:
     """
     One call of a job, and the one event that reports its end.
 
-    A task calls `run`. A thread takes the lock by `acquire`, ends its body by `park` or `park_failed`, and reports.
+    A task calls `run`. A thread takes the lock by `acquire`, ends its body by `end` or `park_failed`, and reports.
     """
 
     def __init__(self, job: Job, lock: Lock) -> None:
@@ -190,20 +190,23 @@ class JobCall:
         self.state = state
         state.keep_for = self._job.at_least_for  # whatever ends the lease: the function itself, too
 
-    def _fail(self) -> LeaseState:
-        """Note that the function has failed, and how long its lock stays taken."""
+    def end(self) -> LeaseState:
+        """Note that the function has ended. The release of the lease parks the lock."""
         state = self.state
         assert state is not None  # the function has run
         self._held_for = state.held_for
-        if not self._job.kept_if_failed:  # the end of the block releases the lock
+        return state
+
+    def _fail(self) -> LeaseState:
+        """Note that the function has failed, and how long its lock stays taken."""
+        state = self.end()
+        if not self._job.kept_if_failed:
             state.keep_for = 0.0
         return state
 
     async def park(self, *, within: float | None = None) -> None:
         """Leave the lock to its ttl, until the time of the job is over."""
-        state = self.state
-        assert state is not None  # the function has run
-        self._held_for = state.held_for
+        state = self.end()
         try:
             await keep(state, self._job.at_least_for, within=within)
         except asyncio.CancelledError as error:

@@ -218,30 +218,16 @@ class ThreadCall(Generic[T]):
 
 
 class Opening:
-    """
-    The opening of a client by its thread, for which another thread waits. The first of its ends counts.
-
-    A handler of a signal may interrupt the waiting thread anywhere, and abandon the opening. So it takes no lock but
-    the one that ends the wait: a `Future` would be held by the very frame that the handler has interrupted.
-    """
+    """The opening of a client by its thread. Who waits for it may abandon it, also by the handler of a signal."""
 
     def __init__(self) -> None:
-        self._settled, self._woken = threading.Lock(), threading.Lock()
-        self._woken.acquire()
+        self.ended = threading.Event()
         self.error: BaseException | None = None
         self.abandoned = False
 
-    def end(self, *, error: BaseException | None = None, abandoned: bool = False) -> bool:
-        """End the opening: the client is open, or *error* kept it from that. Return False if it had ended before."""
-        if not self._settled.acquire(blocking=False):
-            return False
-        self.error, self.abandoned = error, abandoned
-        self._woken.release()
-        return True
-
     def wait(self) -> None:
         """Wait for the end, in pauses in which handlers of signals run."""
-        while not self._woken.acquire(timeout=_PAUSE):
+        while not self.ended.wait(_PAUSE):
             pass
 
 
@@ -378,9 +364,9 @@ class LoopThread:
         self._end_soon()
 
     def _end_soon(self) -> None:
-        if self._opening is not None and self._opening.end(abandoned=True):  # a signal's handler, in the thread opening
-            return
-        loop, stop = self._loop, self._stop  # read last: an opening that cannot be abandoned has noted them
+        if self._opening is not None:
+            self._opening.abandoned = True
+        loop, stop = self._loop, self._stop  # read last: an opening that has ended has noted them
         if self.inherited or loop is None or stop is None:
             return
         self._loop = None
@@ -444,9 +430,10 @@ class LoopThread:
             raise
         finally:
             self._opening = None
-        if opening.error is not None:
+        loop = self._loop
+        if opening.error is not None and not opening.abandoned:
             raise opening.error
-        if opening.abandoned or (loop := self._loop) is None:  # the handler of a signal has closed it
+        if opening.abandoned or loop is None:  # the handler of a signal has closed it
             self.join()
             msg = "this client was closed while it was opened"
             raise ClosedMeanwhileError(msg)
@@ -457,10 +444,12 @@ class LoopThread:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
                 runner.run(self._main(opening))
         except BaseException as error:  # noqa: BLE001  (it leaves in the thread that opens the client)
-            if not opening.end(error=error) and not opening.abandoned:
+            if opening.ended.is_set() and not opening.abandoned:
                 logger.critical("the thread that keeps the leases has ended", exc_info=error)
+            opening.error = error
         finally:
             self._loop = None
+            opening.ended.set()
             _running.discard(self)
 
     async def _main(self, opening: Opening) -> None:
@@ -468,8 +457,9 @@ class LoopThread:
         await enter(self._client, lazily=threading.main_thread().is_alive())  # else the opening fails at once, or never
         async with contextlib.aclosing(self._client):
             self._stop = asyncio.Event()
-            self._loop = asyncio.get_running_loop()  # before: see `_end_soon`
-            if opening.end():
+            self._loop = asyncio.get_running_loop()
+            opening.ended.set()
+            if not opening.abandoned:  # looked at after the loop is noted: see `_end_soon`
                 await self._stop.wait()
             self._loop = None
             with contextlib.suppress(TimeoutError):

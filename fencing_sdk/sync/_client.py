@@ -89,13 +89,7 @@ class LockClient(Uncopied):
         """
         self._bridge().close()
 
-    def lock(
-        self,
-        name: str,
-        *,
-        cancel: threading.Event | None = None,
-        **options: Unpack[LockOptions],
-    ) -> Lock:
+    def lock(self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]) -> Lock:
         """
         Describe how to hold *name*; nothing is sent until the lock is entered.
 
@@ -114,11 +108,7 @@ class LockClient(Uncopied):
         return Lock(self._bridge, self._client.lock(name, **options), cancel)
 
     def locking(
-        self,
-        name: str,
-        *,
-        cancel: threading.Event | None = None,
-        **options: Unpack[LockOptions],
+        self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """
         Decorate a plain function: every call holds the lock. Arguments are those of `lock`.
@@ -145,12 +135,7 @@ class LockClient(Uncopied):
         return decorate
 
     def job(
-        self,
-        name: str,
-        *,
-        at_least_for: Seconds,
-        at_least_on: AtLeastOn = "success",
-        **options: Unpack[LockOptions],
+        self, name: str, *, at_least_for: Seconds, at_least_on: AtLeastOn = "success", **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, Ran[R] | Skipped]]:
         """
         Decorate a plain function that several processes call at the same time, and one is to run.

@@ -15,7 +15,7 @@ import contextlib
 import inspect
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
@@ -34,7 +34,7 @@ R = TypeVar("R")
 H = TypeVar("H", bound="Lease | Mapping[str, Lease]")
 
 Bridge = Callable[[], LoopThread]
-"""The bridge of this process: a forked child has another one. It keeps its client from being dropped."""
+"""Returns the bridge of this process: a forked child has another one. It keeps its client from being dropped."""
 
 LossCallback = Callable[[LossReason], object]
 """Called in a thread of its own with the reason of the loss."""
@@ -197,13 +197,12 @@ class Lease(AnyLease):
     from any thread. A plain handle may be left to a block: ``with lock.acquire() as lease`` releases it at the end.
     """
 
-    __slots__ = ("_blocks", "_bridge", "_client", "_handle")
+    __slots__ = ("_blocks", "_bridge", "_handle")
 
-    def __init__(self, handle: TaskLease, bridge: LoopThread, client: Bridge) -> None:
+    def __init__(self, handle: TaskLease, bridge: Bridge) -> None:
         super().__init__(state_of(handle))
         self._handle = handle
         self._bridge = bridge
-        self._client = client  # which closes when it is dropped
         self._blocks: list[Block] = []
 
     def __enter__(self) -> Self:
@@ -223,7 +222,7 @@ class Lease(AnyLease):
         limit = None if timeout is None else seconds(timeout, "timeout")
         if self.held and limit != 0:
             with contextlib.suppress(ClosedMeanwhileError):
-                self._bridge.call(partial(_over, self._state, limit), only=self._state.loop)
+                self._bridge().call(partial(_over, self._state, limit), only=self._state.loop)
         return self.lost_reason
 
     def on_lost(self, callback: LossCallback) -> None:
@@ -239,16 +238,32 @@ class Lease(AnyLease):
         if not callable(given) or inspect.iscoroutinefunction(given):
             msg = f"on_lost() takes a plain function, which gets the reason, not {shown(given)}"
             raise ConfigurationError(msg)
+        state, bridge = self._state, self._bridge()
+
+        def call() -> None:
+            try:
+                callback(cast("LossReason", state.lost_reason))
+            except Exception:  # noqa: BLE001  (of the user's, and no other thread waits for it)
+                logger.exception("a callback of on_lost failed")
+
+        def tell() -> None:
+            if state.lost_reason is not None:
+                bridge.call_aside(call)
+
+        async def watch() -> None:
+            await state.wait_lost()
+            tell()
+
         try:
-            self._bridge.watch(partial(_watch, self._bridge, self._state, callback), self._state.loop)
+            bridge.watch(watch, state.loop)
         except ClosedMeanwhileError:
-            _call_back(self._bridge, self._state, callback)
+            tell()
 
     def renew(self) -> None:
         """Renew now, besides the heartbeat. Errors are those of `fencing_sdk.Lease.renew`."""
         self.check()
         try:
-            self._bridge.call(self._handle.renew, only=self._state.loop)
+            self._bridge().call(self._handle.renew, only=self._state.loop)
         except ClosedMeanwhileError:
             raise self._state.loss() from None
 
@@ -258,12 +273,7 @@ class Lease(AnyLease):
 
     def _release(self, raised: BaseException | None) -> None:
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has released it
-            self._bridge.call(partial(end_block, self._handle, raised), only=self._state.loop)
-
-    def _end_job(self, park: Callable[[], Awaitable[None]]) -> None:
-        """Run what decides whether the lock of a job stays taken."""
-        with contextlib.suppress(ClosedMeanwhileError):  # the lease is lost, which the end of the block says
-            self._bridge.call(park, only=self._state.loop)
+            self._bridge().call(partial(end_block, self._handle, raised), only=self._state.loop)
 
     def _let_go(self) -> None:
         """Have the loop release the lock, unless that was done. Nothing waits for it."""
@@ -297,20 +307,3 @@ def _abandon(handle: TaskLease) -> None:
 async def _over(state: LeaseState, limit: float | None) -> None:
     with move_on_after(limit):
         await state.wait_lost()
-
-
-async def _watch(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
-    await state.wait_lost()
-    _call_back(bridge, state, callback)
-
-
-def _call_back(bridge: LoopThread, state: LeaseState, callback: LossCallback) -> None:
-    if (reason := state.lost_reason) is not None:
-        bridge.call_aside(partial(_call, callback, reason))
-
-
-def _call(callback: LossCallback, reason: LossReason) -> None:
-    try:
-        callback(reason)
-    except Exception:  # noqa: BLE001  (of the user's, and no other thread waits for it)
-        logger.exception("a callback of on_lost failed")

@@ -13,6 +13,7 @@ A thread cannot be cancelled. So a term that is over goes on until its body ends
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease import PermitLease as TaskPermitLease
+from fencing_sdk._lease import state_of
 from fencing_sdk._lock import Lock as TaskLock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.loop_owner import Uncopied
@@ -36,7 +38,7 @@ from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
 from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
 from fencing_sdk.recipes.shares import ReadWriteLock as TaskReadWriteLock
 from fencing_sdk.recipes.shares import Semaphore as TaskSemaphore
-from fencing_sdk.sync._bridge import Cancel, ClosedMeanwhileError, LoopThread
+from fencing_sdk.sync._bridge import Cancel, ClosedMeanwhileError
 from fencing_sdk.sync._lease import Block, Bridge, Lease, PermitLease, begin, leave_block, owned, release_leases
 
 
@@ -58,7 +60,7 @@ class Lock(Uncopied):
 
     @property
     def name(self) -> str:
-        """What the lock protects, without the client's namespace."""
+        """The name of the lock, without the client's namespace."""
         return self._lock.name
 
     def __repr__(self) -> str:
@@ -85,13 +87,12 @@ class Lock(Uncopied):
         Raises:
             FencingError: as `fencing_sdk.Lock.try_acquire`.
         """
-        bridge = self._bridge()
 
         async def taken() -> Lease | None:
             handle = await self._lock.try_acquire()
-            return None if handle is None else self._lease(handle, bridge)
+            return None if handle is None else self._lease(handle)
 
-        return bridge.call(taken, undo=release_leases)
+        return self._bridge().call(taken, undo=release_leases)
 
     def locked(self) -> bool:
         """Return whether the lock is held, by any holder. Errors are those of `fencing_sdk.Lock.locked`."""
@@ -103,16 +104,14 @@ class Lock(Uncopied):
     __exit__ = owned(leave_block)
 
     def _take(self, wait: Seconds | EllipsisType | None = ...) -> Lease:
-        bridge = self._bridge()
-
         async def taken() -> Lease:
-            return self._lease(await self._lock.acquire(wait=wait), bridge)
+            return self._lease(await self._lock.acquire(wait=wait))
 
-        return bridge.call(taken, undo=release_leases, cancel=self._cancel)
+        return self._bridge().call(taken, undo=release_leases, cancel=self._cancel)
 
-    def _lease(self, handle: TaskLease, bridge: LoopThread) -> Lease:
+    def _lease(self, handle: TaskLease) -> Lease:
         """Make the lease of the thread, in the loop: no signal comes between it and its owner."""
-        return (PermitLease if isinstance(handle, TaskPermitLease) else Lease)(handle, bridge, self._bridge)
+        return (PermitLease if isinstance(handle, TaskPermitLease) else Lease)(handle, self._bridge)
 
 
 def beside(lock: Lock, old: OldLock) -> Lock:
@@ -178,7 +177,7 @@ class ReadWriteLock(Uncopied):
 
     @property
     def name(self) -> str:
-        """What the lock protects, without the client's namespace."""
+        """The name of the two locks, without the client's namespace."""
         return self._lock.name
 
     @property
@@ -227,21 +226,21 @@ class MultiLock(Uncopied):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the locks protect, in the order in which they are acquired."""
+        """The names, in the order in which the locks are acquired."""
         return self._multilock.names
 
     def __repr__(self) -> str:
         return f"<sync.MultiLock {', '.join(map(shown, self.names))}>"
 
     def __enter__(self) -> HeldLocks:
-        block, bridge = begin(self._blocks), self._bridge()
+        block = begin(self._blocks)
 
         async def taken() -> HeldLocks:
             handles = await acquire_all(self._multilock)
-            return HeldLocks({name: Lease(handle, bridge, self._bridge) for name, handle in handles.items()})
+            return HeldLocks({name: Lease(handle, self._bridge) for name, handle in handles.items()})
 
         def take() -> HeldLocks:  # no partial: a signal could strike between its end and the keeping of its value
-            return bridge.call(taken, undo=lambda held: release_leases(*held.values()), cancel=self._cancel)
+            return self._bridge().call(taken, undo=lambda held: release_leases(*held.values()), cancel=self._cancel)
 
         return block.hold(take)
 
@@ -316,7 +315,7 @@ class Election(Uncopied):
 
     @property
     def name(self) -> str:
-        """What is led, without the client's namespace."""
+        """The name of the election, without the client's namespace."""
         return self._election.name
 
     @property
@@ -364,18 +363,17 @@ class Election(Uncopied):
 
     def _stand(self, *, resigned: bool) -> TermLife[Lease] | None:
         """Wait for the lead as this process: a forked child may go on with the loop of its parent."""
-        bridge, candidacy = self._bridge(), candidacy_of(self._election)
+        candidacy = candidacy_of(self._election)
 
         async def stood() -> TermLife[Lease] | None:
             handle = await candidacy.stand(resigned=resigned)
-            lease = None if handle is None else Lease(handle, bridge, self._bridge)
-            return None if lease is None else TermLife(candidacy.election, lease, "with")
+            return None if handle is None else TermLife(candidacy.election, Lease(handle, self._bridge), "with")
 
         async def release(life: TermLife[Lease] | None) -> None:
             await release_leases(None if life is None else life.lease)
 
         try:
-            return bridge.call(stood, undo=release, cancel=self._cancel)
+            return self._bridge().call(stood, undo=release, cancel=self._cancel)
         except AcquireCancelledError:
             return None
 
@@ -411,20 +409,21 @@ def run_job(bridge: Bridge, call: JobCall, function: Callable[[], R]) -> Ran[R] 
             try:
                 value = function()
             except BaseException as error:
-                lease._end_job(partial(call.park_failed, error))  # noqa: SLF001
+                with contextlib.suppress(ClosedMeanwhileError):  # the lease is lost, which the end of the block says
+                    bridge().call(partial(call.park_failed, error), only=state_of(lease).loop)
                 raise
-            lease._end_job(call.park)  # noqa: SLF001
+            call.end()
     except BaseException as error:
         if call.state is not None:
-            _report(bridge(), call, error)
+            _report(bridge, call, error)
         elif isinstance(error, LockHeldError):
             return Skipped(call.name, error.retry_after)
         raise
-    _report(bridge(), call)
+    _report(bridge, call)
     return call.ran(value)
 
 
-def _report(bridge: LoopThread, call: JobCall, error: BaseException | None = None) -> None:
+def _report(bridge: Bridge, call: JobCall, error: BaseException | None = None) -> None:
     """Report the end in the loop, where observers run."""
 
     async def report() -> None:
@@ -432,6 +431,6 @@ def _report(bridge: LoopThread, call: JobCall, error: BaseException | None = Non
 
     assert call.state is not None  # the function has run
     try:
-        bridge.watch(report, call.state.loop)
+        bridge().watch(report, call.state.loop)
     except ClosedMeanwhileError:
         call.report(error)

@@ -483,7 +483,7 @@ async def test_a_job_runs_once_for_each_name_that_its_arguments_make(locks):
         return current_lease().name
 
     ran = await build(7)
-    assert (ran.value, ran.token) == ("report/7", 1)
+    assert (ran.value, ran.token, ran.held_for > 0) == ("report/7", 1, True)
     skipped = await build(7)
     assert skipped.name == "report/7"
     assert isinstance(await build(8), Ran)
