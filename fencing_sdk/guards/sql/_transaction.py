@@ -92,7 +92,7 @@ class Transaction:
             begins_by_itself = getattr(driver, "autocommit", _LEGACY_TRANSACTION_CONTROL) == _LEGACY_TRANSACTION_CONTROL
             self.begins = driver.isolation_level is not None and begins_by_itself
             self.is_open = lambda: driver.in_transaction
-            self.fetch = (_awaiting if self.is_awaited else _blocking)(driver.cursor)
+            self.fetch = (_awaiting if self.is_awaited else _blocking)(driver.cursor, plain=True)
         elif hasattr(driver, "cursor") and hasattr(getattr(driver, "info", None), "transaction_status"):
             self.dialect, self.is_awaited = POSTGRESQL, inspect.iscoroutinefunction(driver.commit)
             self.begins, self.is_open = not driver.autocommit, lambda: driver.info.transaction_status != _IDLE
@@ -211,6 +211,7 @@ def _without_proxy(connection: object) -> object:
 
 
 def _is_psycopg2(connection: object) -> bool:
+    """Return whether a connection to PostgreSQL is of psycopg2, which knows no row_factory."""
     return not hasattr(connection, "pgconn") and not hasattr(connection, "is_in_transaction")
 
 
@@ -219,29 +220,30 @@ def _row_factory(_: object) -> Callable[[Sequence[object]], Row]:
     return tuple
 
 
-def _blocking(open_cursor: Callable[[], Any]) -> Fetch:
+def _blocking(open_cursor: Callable[[], Any], *, plain: bool = False) -> Fetch:
+    """With *plain* the rows are those of SQLite, also where the connection makes others."""
+
     async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
         with closing(open_cursor()) as cursor:
-            _make_tuples(cursor)
+            if plain:
+                cursor.row_factory = None
             cursor.execute(statement, parameters)
             return _tuples(cursor.fetchall()) if cursor.description else ()
 
     return fetch
 
 
-def _awaiting(open_cursor: Callable[[], Any]) -> Fetch:
+def _awaiting(open_cursor: Callable[[], Any], *, plain: bool = False) -> Fetch:
+    """Do the same with a driver that is awaited."""
+
     async def fetch(statement: str, parameters: Parameters) -> Sequence[Row]:
         async with open_cursor() as cursor:
-            _make_tuples(cursor)
+            if plain:
+                cursor.row_factory = None
             await cursor.execute(statement, parameters)
             return _tuples(await cursor.fetchall()) if cursor.description else ()
 
     return fetch
-
-
-def _make_tuples(cursor: Any) -> None:
-    if getattr(cursor, "row_factory", _row_factory) is not _row_factory:  # of SQLite
-        cursor.row_factory = None
 
 
 def _tuples(rows: Sequence[Row | Mapping[str, object]]) -> Sequence[Row]:
