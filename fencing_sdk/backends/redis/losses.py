@@ -43,9 +43,8 @@ class RedisLossWatcher(LossNotices):
     """
     The grants of one backend, each until it ends.
 
-    Args:
-        look: Answers for claims what a renewal answers, and lets client tracking follow their leases again. It may
-            renew what is held alone, and changes no share.
+    *look* answers for claims what a renewal answers, and lets client tracking follow their leases again. It may renew
+    what is held alone, and changes no share.
     """
 
     def __init__(self, look: Look) -> None:
@@ -157,13 +156,9 @@ class RedisLossWatcher(LossNotices):
             with suppress(Exception):  # a failed request proves no loss; the heartbeat asks again
                 renewals = await self._look([claim for _, claim in looked]) if looked else []
             for (key, claim), renewal in zip(looked, renewals, strict=False):
-                lost = isinstance(renewal, Revoked) or renewal in _REASONS
-                if not lost or self._forget(key, claim) is None:
-                    continue  # its holder has released it meanwhile
-                if isinstance(renewal, Revoked):
-                    self.notify(claim, LossReason.REVOKED, renewal.reason)
-                else:
-                    self.notify(claim, _REASONS[renewal])
+                reason = LossReason.REVOKED if isinstance(renewal, Revoked) else _REASONS.get(renewal)
+                if reason is not None and self._forget(key, claim) is not None:  # else its holder has released it
+                    self.notify(claim, reason, renewal.reason if isinstance(renewal, Revoked) else "")
             if pause:
                 await asyncio.sleep(pause)
 

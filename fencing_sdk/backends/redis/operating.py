@@ -51,12 +51,7 @@ class ListingCursor(NamedTuple):
 
     @classmethod
     def read(cls, cursor: str | None) -> ListingCursor:
-        """
-        Read the cursor of a page; None is the begin.
-
-        Raises:
-            ConfigurationError: it is not from a page.
-        """
+        """Read the cursor of a page; None is the begin. Raise ConfigurationError if it comes from no page."""
         if cursor is None:
             return cls()
         layout, *numbers = cursor.split(".")
@@ -84,7 +79,8 @@ class KeyWalk:
         if at.server >= len(servers):
             return [], None  # nothing has moved since the first page
         server = servers[at.server]
-        connection = self._number(await server.pipe())
+        # Unlike those of other processes, from one of which the cursor may come.
+        connection = self._connections.setdefault(await server.pipe(), JITTER.getrandbits(63))
         scanned = at.cursor if at.connection == connection else _BEGIN
         match await server.ask("SCAN", scanned, "MATCH", pattern, "COUNT", count):
             case [bytes() as scanned, list() as keys]:
@@ -95,12 +91,6 @@ class KeyWalk:
         if scanned != _BEGIN:
             return found, ListingCursor(layout, at.server, connection, scanned).written()
         return found, ListingCursor(layout, at.server + 1).written() if layout else None
-
-    def _number(self, pipe: Pipe) -> int:
-        """Number each connection, unlike those of other processes: a cursor may come from one of them."""
-        if pipe not in self._connections:
-            self._connections[pipe] = JITTER.getrandbits(63)
-        return self._connections[pipe]
 
 
 class RedisListing:

@@ -177,20 +177,11 @@ def nodes_of_clients(clients: object) -> list[ServerDialer]:
 
 VALKEY_PY = KnownDriver("valkey", user=BACKEND)
 
-_OWN_ARGUMENTS = {
-    "encoder_class",
-    "event_dispatcher",
-    "legacy_responses",
-    "parser_class",
-    "retry_on_error",
-    "retry_on_timeout",
-}
-_OWN_PREFIXES = ("driver_info", "himport_", "lib_", "maint", "orig_", "oss_")
+_OWN_PREFIXES = (
+    *("encoder_class", "event_dispatcher", "legacy_responses", "parser_class", "retry_on_"),
+    *("driver_info", "himport_", "lib_", "maint", "orig_", "oss_"),
+)
 """Arguments for the client's own connections: decoding, resends, maintenance of the server, its name."""
-
-_KINDS: Mapping[str, type[AbstractConnection]] = {
-    kind.__name__: kind for kind in (UnixDomainSocketConnection, SSLConnection, Connection)
-}
 
 
 def servers_of_client(client: object) -> Servers:
@@ -271,11 +262,13 @@ def _copied(kind: type, arguments: Mapping[str, object]) -> ServerSettings:
     if of_the_user and "SentinelManagedConnection" not in ancestors:
         plain: type[AbstractConnection] | None = kind
     else:
-        plain = next((_KINDS[name] for name in ancestors if name in _KINDS), None)
+        kinds = (UnixDomainSocketConnection, SSLConnection, Connection)
+        plain = next((each for each in kinds if each.__name__ in ancestors), None)
     if plain is None:
         msg = f"client has connections of an unknown kind, {kind.__name__}; pass a URL"
         raise ConfigurationError(msg)
-    known = _parameters(plain)
+    makers = [vars(ancestor)["__init__"] for ancestor in plain.__mro__ if "__init__" in vars(ancestor)]
+    known = {name for maker in makers for name in inspect.signature(maker).parameters}
     if not any(ancestor.__module__.endswith(".asyncio.connection") for ancestor in kind.__mro__):
         lost = [name for name, value in arguments.items() if name.startswith("ssl_") and value and name not in known]
         lost += [name for name in ("redis_connect_func", "valkey_connect_func") if arguments.get(name) is not None]
@@ -283,8 +276,7 @@ def _copied(kind: type, arguments: Mapping[str, object]) -> ServerSettings:
             names = ", ".join(lost)
             msg = f"client has {names}, which connections of asyncio cannot take; pass a client of redis.asyncio"
             raise ConfigurationError(msg)
-    taken = {name for name in known - _OWN_ARGUMENTS if not name.startswith(_OWN_PREFIXES)}
-    copied = {name: value for name, value in arguments.items() if name in taken}
+    copied = {name: value for name, value in arguments.items() if name in known and not name.startswith(_OWN_PREFIXES)}
     if not isinstance(copied.get("socket_keepalive_options"), Mapping):
         copied.pop("socket_keepalive_options", None)
     if arguments.get("valkey_connect_func") is not None:
@@ -292,11 +284,6 @@ def _copied(kind: type, arguments: Mapping[str, object]) -> ServerSettings:
     if copied.get("password") and not copied.get("username"):
         copied["username"] = "default"  # as RESP3 does; a server without a password accepts any
     return ServerSettings(plain, copied)
-
-
-def _parameters(kind: type) -> set[str]:
-    makers = [vars(ancestor)["__init__"] for ancestor in kind.__mro__ if "__init__" in vars(ancestor)]
-    return {name for maker in makers for name in inspect.signature(maker).parameters}
 
 
 def _text(name: str, value: object) -> object:

@@ -77,12 +77,7 @@ _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]"})
 
 
 def check_prefix(prefix: object) -> str:
-    """
-    Return *prefix* if the keys of locks can begin with it.
-
-    Raises:
-        ConfigurationError: it is not a name, or it has braces.
-    """
+    """Return *prefix* if the keys of locks can begin with it. Raise ConfigurationError if not."""
     prefix = check_name(prefix, parameter="prefix")
     if "{" in prefix or "}" in prefix:
         msg = "prefix must have no braces: the backend sets its own hash tag around prefix and name"
@@ -144,16 +139,7 @@ class WaiterSign(NamedTuple):
 
 class RedisRequests:
     """
-    Makes the calls of scripts for one backend.
-
-    Args:
-        keys: The keys of its prefix.
-
-        tokens: ``"hybrid"`` or ``"counter"``.
-
-        min_replicas: Replicas that must have a grant or a renewal before it counts.
-
-        sharded: Whether the keys of a lock may move to another server, as on a cluster.
+    Makes the calls of scripts for one backend. *sharded*: the keys of a lock may move to another server of a cluster.
 
     Raises:
         ConfigurationError: an argument has a wrong type or value.
@@ -310,12 +296,7 @@ _RENEWALS = {ord("1"): Renewal.RENEWED, ord("0"): Renewal.REFUSED, ord("x"): Ren
 
 
 def read_token(reply: bytes) -> int:
-    """
-    Read a token.
-
-    Raises:
-        ValueError: the reply is not a token; it is unknown whether the lock was granted.
-    """
+    """Read a token. Raise ValueError if the reply is malformed; the lock may have been granted."""
     if reply.isdigit() and len(reply) <= _TOKEN_DIGITS and (number := int(reply)) < TOKEN_LIMIT:
         return number
     msg = "not a token"
@@ -335,12 +316,7 @@ def read_release(reply: Reply) -> Renewal | None:
 
 
 def read_acquired(reply: Reply) -> Grant | Busy:
-    """
-    Read the answer to an acquisition.
-
-    Raises:
-        ValueError, TypeError: the reply is malformed; the name may have been granted.
-    """
+    """Read the answer to an acquisition. Raise ValueError or TypeError if it is malformed."""
     match reply:
         case bytes():
             return Grant(read_token(reply))
@@ -353,8 +329,7 @@ def read_transfer(reply: Reply) -> Grant | Renewal:
     """
     Read the answer to a transfer: the grant of the heir, or why the former owner has none.
 
-    Raises:
-        ValueError, TypeError: the reply is malformed; either owner may hold the name.
+    Raise ValueError or TypeError if it is malformed; either owner may hold the name.
     """
     if isinstance(reply, int) and (refusal := _REFUSED_RELEASES.get(reply)) is not None:
         return refusal
@@ -376,13 +351,7 @@ class LineAnswer(NamedTuple):
 
 
 def read_line(answer: Reply) -> LineAnswer:
-    """
-    Read the answer to the signs of life of one line.
-
-    Raises:
-        ReplyError: the server refused them.
-        ValueError, TypeError: it is not an answer.
-    """
+    """Read the answer to the signs of life of one line. Raise the server's ReplyError, ValueError or TypeError."""
     if isinstance(answer, ReplyError):
         raise answer
     if not isinstance(answer, list):

@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +40,7 @@ from functools import partial
 
 from fencing_sdk._values.claim import Claim, Grant
 from fencing_sdk._values.clock import BootClock
-from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
+from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import retrieve
 from fencing_sdk.abc import PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
@@ -123,19 +124,14 @@ class RedisWaiter(Waiter, PlaceInLine):
         return self._leave(self)
 
 
-class ChannelId:
-    """The part of a channel's name that only this client has. A forked child makes its own."""
-
-    __slots__ = ("_fork", "_text")
+class ClientId:
+    """The part of a channel's name that only this client has, and of its forks only this process."""
 
     def __init__(self) -> None:
-        self._fork = ForkDetector()
         self._text = uuid.uuid4().hex
 
     def __str__(self) -> str:
-        if self._fork.forked():
-            self._text = uuid.uuid4().hex
-        return self._text
+        return f"{self._text}.{os.getpid()}"
 
 
 class RedisWaiters:
@@ -150,7 +146,7 @@ class RedisWaiters:
         self._losses = losses
         self._sharded = sharded
         self._table: WaiterTable[RedisWaiter] = WaiterTable()
-        self._id = ChannelId()
+        self._id = ClientId()
         self._left: OrderedDict[str, RedisWaiter] = OrderedDict()
         self._calls = BackgroundTasks()
         self._owner: LoopOwner | None = None
@@ -209,7 +205,6 @@ class RedisWaiters:
     # Signs of life.
 
     def _plan(self, at: float) -> None:
-        """Look at the waiters at the moment *at*."""
         if self._owner is None or not self._owner.is_current:
             self._owner, self._timer = LoopOwner(), None
             self._calls.forget()
@@ -220,7 +215,6 @@ class RedisWaiters:
             self._looks_at = at
 
     def _look(self) -> None:
-        """Begin the calls that are due."""
         self._timer = None
         loop = asyncio.get_running_loop()
         here = [waiter for waiter in self._table if waiter.loop is loop and not waiter.asking]
@@ -242,7 +236,6 @@ class RedisWaiters:
             self._plan(min(due))
 
     async def _give_signs(self, waiters: list[RedisWaiter]) -> None:
-        """Listen, give a sign of life for each of *waiters*, and read what the server says about their lines."""
         try:
             async with asyncio.timeout(_ANSWER_LIMIT):
                 subscriptions = []
@@ -254,7 +247,13 @@ class RedisWaiters:
                 if not lines:
                     return
                 sent_at = int(_CLOCK.now() * 1000)  # rounded down: a grant counts from no later moment
-                signs = [[self._sign(waiter, sent_at) for waiter in line] for line in lines]
+                signs: list[list[WaiterSign]] = [[] for _ in lines]
+                for line, given in zip(lines, signs, strict=True):
+                    for waiter in line:
+                        way = "wake" if not waiter.hands_over else "direct" if waiter.may_subscribe else "silent"
+                        command = "SPUBLISH" if self._is_sharded(waiter) else "PUBLISH"
+                        sign = WaiterSign(waiter.claim, way, sent_at, waiter.ticket, command, waiter.channel)
+                        given.append(sign)
                 answers = await self._router.run(self._requests.stand(signs))
                 await asyncio.wait(set(subscriptions))
             for line, answer in zip(lines, answers if isinstance(answers, list) else [], strict=True):
@@ -265,11 +264,6 @@ class RedisWaiters:
             for waiter in waiters:
                 waiter.asking = False
             self._plan_next()
-
-    def _sign(self, waiter: RedisWaiter, sent_at: int) -> WaiterSign:
-        way = "wake" if not waiter.hands_over else "direct" if waiter.may_subscribe else "silent"
-        command = "SPUBLISH" if self._is_sharded(waiter) else "PUBLISH"
-        return WaiterSign(waiter.claim, way, sent_at, waiter.ticket, command, waiter.channel)
 
     def _take(self, line: list[RedisWaiter], reply: Reply, sent_at: int) -> None:
         """Read what the server says about one line."""

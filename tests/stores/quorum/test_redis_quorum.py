@@ -220,25 +220,6 @@ def test_the_verdict_of_a_ballot(nodes: int, answers: str, verdict: BallotVerdic
     assert (ballot.verdict, ballot.token) == (verdict, token)
 
 
-def test_only_lower_numbers_have_to_be_confirmed_but_higher_ones_are_told_the_token():
-    ballot = Ballot(5, ATTEMPT, range(5))
-    assert ballot.granted(0, 5) == []
-    assert ballot.granted(1, 9) == []
-    assert ballot.granted(2, 7) == [0, 2]  # the token is 9
-    assert ballot.granted(3, 11) == [3]
-    ballot.confirmed(3, kept=True)
-    assert ballot.settled == {1}
-    assert ballot.granted(4, 9) == []
-    assert ballot.settled == {1, 4}
-
-
-def test_a_node_that_fails_after_it_was_settled_still_counts():
-    ballot = ballot_of("7")
-    ballot.granted(1, 7)
-    ballot.failed(1)
-    assert ballot.verdict is WON
-
-
 @pytest.mark.parametrize(
     ("nodes", "answers", "senior", "held"),
     [
@@ -259,25 +240,12 @@ def test_the_senior_of_rivals_has_got_something_and_is_earlier_than_every_other(
     assert (ballot.senior, ballot.held) == (senior, held)
 
 
-def test_nodes_that_are_asked_again_may_change_their_answers():
-    ballot = ballot_of("7 x60 x61")
-    assert sorted(ballot.ask_again()) == [1, 2]
-    assert ballot.verdict is OPEN
-    ballot.granted(2, 7)
-    assert ballot.verdict is WON
-
-
 @pytest.mark.parametrize(
     ("nodes", "answers", "seconds"),
     [(3, "x9 x4 x6", 6.0), (3, "7 x4 x6", 4.0), (3, "x4 - -", None), (5, "x5 x1 x3 x2 x4", 3.0)],
 )
 def test_the_next_try_is_due_when_a_majority_may_be_free(nodes: int, answers: str, seconds: float | None):
     assert ballot_of(answers, nodes=nodes).retry_after() == seconds
-
-
-def test_nodes_that_were_not_asked_count_as_failed():
-    ballot = Ballot(3, ATTEMPT, [1])
-    assert ballot.verdict is UNAVAILABLE
 
 
 # Renewals
@@ -324,27 +292,6 @@ def played(hold: QuorumHold, answers: str, *, look: bool = False) -> RenewalRoun
     return tally
 
 
-def test_a_node_that_is_healed_counts_after_one_whole_round_without_it():
-    hold = hold_on(0, 1)
-    assert played(hold, "110").to_heal(2) == [0]
-    hold.joined(2, 9)
-    assert played(hold, "1").outcomes == [Renewal.UNKNOWN]
-    assert not hold.counts(2)
-    assert played(hold, "111").outcomes == [Renewal.RENEWED]
-    assert hold.counts(2)
-
-
-def test_a_node_that_is_healed_during_a_round_waits_for_the_next():
-    hold = hold_on(0, 1)
-    tally = RenewalRound([hold.claim], [hold], 3)
-    hold.joined(2, 9)
-    tally.answer(0, b"1")
-    tally.answer(1, b"1")
-    assert not hold.counts(2)
-    assert played(hold, "11").outcomes == [Renewal.RENEWED]
-    assert hold.counts(2)
-
-
 def test_a_round_that_fails_establishes_no_hold_and_heals_none():
     hold = hold_on(0, 1)
     hold.joined(2, 9)
@@ -353,13 +300,6 @@ def test_a_round_that_fails_establishes_no_hold_and_heals_none():
         tally.failed()
     assert not hold.counts(2)
     assert played(hold, "1n").to_heal(1) == []
-
-
-def test_a_node_that_has_lost_its_hold_counts_no_more():
-    hold = hold_on(0, 1, 2)
-    played(hold, "110")
-    assert sorted(hold.numbers) == [0, 1]
-    assert not hold.counts(2)
 
 
 def test_a_look_for_losses_neither_heals_nor_establishes():

@@ -538,14 +538,6 @@ async def test_the_holder_is_told_while_a_node_is_down(redis_quorum: Quorum, dow
         await following.release()
 
 
-async def test_a_holder_is_told_of_what_its_own_client_takes_away(redis_quorum: Quorum):
-    """A server does not tell a connection of its own changes."""
-    async with connect(redis_quorum.url) as locks:
-        lease = await locks.lock("a", ttl=3600).acquire()
-        assert await locks.revoke("a", token=lease.token, reason="it hangs")
-        assert await asyncio.wait_for(lease.wait_lost(), PATIENCE) is LossReason.REVOKED
-
-
 async def test_a_later_grant_of_the_same_owner_is_not_hit(redis_quorum: Quorum, backend: RedisQuorumBackend):
     """The request of a slow operator comes when the owner has released the lock, and acquired it again."""
     claim = Claim("a", 60.0)

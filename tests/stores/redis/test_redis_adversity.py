@@ -14,7 +14,7 @@ import pytest
 from redis_cluster import Cluster
 from redis_replicas import Replicated
 from redis_server import RedisServer
-from redis_stage import calls_of, key
+from redis_stage import key
 from stays import PATIENCE, eventually, no_loose_ends
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Permit, Renewal
@@ -58,26 +58,6 @@ async def confirmed(call: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             with contextlib.suppress(BackendUnavailableError):
                 return await call()
-
-
-async def given_up(work: asyncio.Task[Any]) -> None:
-    work.cancel()
-    await asyncio.wait((work,))
-
-
-# Calls that are given up.
-
-
-async def test_a_renewal_of_many_that_is_given_up_leaves_no_loose_ends(redis_server):
-    async with using(redis_server.url) as backend:
-        claims = [Claim(f"n{number}", 30) for number in range(450)]
-        await asyncio.gather(*(granted(backend, claim) for claim in claims))
-        redis_server.pause()
-        renewal = asyncio.create_task(backend.renew(claims))
-        await asyncio.sleep(0.01)
-        await given_up(renewal)
-        redis_server.resume()
-        assert await backend.renew(claims[:1]) == [Renewal.RENEWED]
 
 
 # Permissions.
@@ -322,20 +302,6 @@ async def gone(backend, claim) -> bool:
     return True
 
 
-# Client tracking.
-
-
-async def test_a_server_that_follows_few_keys_does_not_keep_us_busy(start_redis):
-    server = start_redis(tracking_table_max_keys=20)
-    async with using(server.url) as backend:
-        claims = [Claim(f"n{number}", 60) for number in range(200)]
-        backend.on_loss(lambda *_: None)
-        await granted(backend, *claims)
-        before = await calls_of(server, "evalsha")
-        await asyncio.sleep(2)
-        assert await calls_of(server, "evalsha") - before < 100  # the server forgets ten times a second
-
-
 # Closing.
 
 
@@ -352,9 +318,6 @@ async def test_closing_under_a_call_leaves_no_task(redis_cluster: Cluster):
             await call
         node.resume()
         assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-# Many leases in a cluster.
 
 
 # Odd data.

@@ -20,9 +20,7 @@ import fencing_sdk.backends.redis.connection.pipe as pipe_module
 from fencing_sdk.backends.redis.connection.dial import OpenConnection, ServerDialer
 from fencing_sdk.backends.redis.connection.node import RedisNode, UnconfirmedError
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
-from fencing_sdk.backends.redis.errors import translated
 from fencing_sdk.backends.redis.scripts import INSPECT, RELEASE, ScriptCall
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -248,20 +246,6 @@ async def test_a_reply_without_its_confirmation_is_no_success(node, redis_server
         await call
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("NOPERM this user has no permissions to run the 'wait' command", BackendRefusedError),
-        ("ERR WAIT cannot be used with replica instances", BackendUnavailableError),
-        ("UNBLOCKED force unblock from blocking operation", BackendUnavailableError),
-    ],
-)
-def test_a_confirmation_that_a_demoted_master_refuses_may_come_another_time(said, expected):
-    error = UnconfirmedError(b"1", 0)
-    error.__cause__ = ReplyError(said)
-    assert type(translated("acquire", error)) is expected
-
-
 # What a hostile server says.
 
 
@@ -429,14 +413,6 @@ async def test_an_error_shows_its_code_and_not_what_was_asked(far):
 # Subscriptions.
 
 
-async def test_a_subscription_is_confirmed_by_a_message_in_its_turn(far):
-    before, subscription, after = far.pipe.call("A"), far.pipe.subscribe("SUBSCRIBE", "c"), far.pipe.call("B")
-    await far.says(b":1\r\n" + SUBSCRIBED + PUSHED + b":2\r\n")
-    assert [await answer(before), await answer(after)] == [1, 2]
-    assert await answer(subscription) == [b"subscribe", b"c", 1]
-    assert far.pushes == [[b"message", b"c", b"7"]]
-
-
 async def test_a_refused_subscription_raises_and_the_next_one_is_confirmed(far):
     refused, confirmed = far.pipe.subscribe("SUBSCRIBE", "x"), far.pipe.subscribe("SUBSCRIBE", "c")
     after = far.pipe.call("A")
@@ -554,15 +530,6 @@ async def test_a_server_that_talks_nonsense_is_left(far, nonsense):
             await asyncio.sleep(0)
     with pytest.raises(PipeError):
         await answer(far.pipe.call("B"))
-
-
-async def test_the_words_of_a_call_that_cannot_be_sent_change_nothing(far):
-    with pytest.raises((TypeError, UnicodeEncodeError)):
-        far.pipe.call("A", object())
-    call = far.pipe.call("B")
-    assert await far.asked() == [[b"B"]]
-    await far.says(b":1\r\n")
-    assert await answer(call) == 1
 
 
 # Silence.

@@ -130,15 +130,6 @@ async def test_a_server_without_resp3_is_refused_in_our_words(start_redis):
     await until_nobody_is_connected(server)
 
 
-async def test_a_refusal_that_is_not_about_the_version_stays_what_it_is():
-    async with scripted(b"-DENIED protected mode\r\n") as url:
-        with pytest.raises(redis.exceptions.ResponseError, match="DENIED"):
-            await dialer(url).dial(Ears())
-    async with scripted(b"-NOPROTO unsupported protocol version\r\n") as url:
-        with pytest.raises(BackendRefusedError, match=r"6\.2"):
-            await dialer(url).dial(Ears())
-
-
 @pytest.mark.parametrize(("said", "usable"), [("6.0.20", False), ("5.9.103", False), ("6.2.0", True), ("12.0", True)])
 async def test_the_version_counts_as_numbers(said, usable):
     async with scripted(hello(version=said)) as url:
@@ -215,12 +206,6 @@ async def test_a_server_that_hangs_up_is_told_with_the_reason():
     assert re.search(
         rf"no connection to {HOST}:{port} \((the connection was closed|Connection reset by peer); is it Redis, ", said
     ), said
-
-
-async def test_a_server_without_tls_is_told_by_its_address(redis_server):
-    said = await complaint(f"rediss://app:{SECRET}@{HOST}:{redis_server.port}?socket_connect_timeout=1")
-    assert f"no connection to {HOST}:{redis_server.port} (" in said
-    assert "no answer within 1 s; does it speak TLS?" in said
 
 
 @pytest.mark.parametrize(
@@ -330,17 +315,6 @@ async def test_what_comes_with_the_last_reply_is_not_dropped_silently():
             await dialer(url).dial(Ears())
 
 
-@pytest.mark.every_loop
-async def test_a_server_that_hangs_up_at_the_takeover_is_noticed():
-    async with scripted(hello(), then_close=True) as url:
-        ears = Ears()
-        with contextlib.suppress(redis.exceptions.ConnectionError):
-            link = await dialer(url).dial(ears)
-            async with asyncio.timeout(PATIENCE):
-                await ears.lost.wait()
-            assert link.transport.is_closing()
-
-
 @pytest.mark.parametrize("harm", ["eof", "reset", "bytes", "half a reply", "closing"])
 async def test_a_connection_that_ends_or_speaks_before_the_takeover_is_not_taken(redis_server, harm):
     """On one loop or another each of these can come between the last reply and the takeover."""
@@ -410,31 +384,6 @@ async def test_clients_of_every_make_dial(start_redis):
             assert await ask(link, ears, "PING") == b"PONG"
         assert not getattr(client.connection_pool, "_available_connections", [])
         await client.aclose() if hasattr(client, "aclose") else client.close()
-
-
-class Tuned(redis.asyncio.Connection):
-    """A connection of the user's own making."""
-
-    opened = 0
-
-    async def _connect(self) -> None:
-        type(self).opened += 1
-        await super()._connect()
-
-
-async def test_a_connection_class_of_the_users_own_is_used(redis_server):
-    client = redis.asyncio.Redis(
-        connection_pool=redis.asyncio.ConnectionPool(connection_class=Tuned, port=redis_server.port)
-    )
-    async with dialled(servers_of_client(client)):
-        assert Tuned.opened == 1
-
-
-async def test_a_connection_has_the_options_that_save_it_from_silence(redis_server):
-    async with dialled(redis_server.url) as (link, _):
-        open_socket = link.transport.get_extra_info("socket")
-        assert open_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert open_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 # A driver that has changed inside

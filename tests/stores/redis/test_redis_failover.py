@@ -12,7 +12,7 @@ from patience import until
 from redis_cluster import Cluster
 from redis_replicas import Replicated, info
 from redis_sentinels import Sentinels
-from redis_server import RedisServer, version_of
+from redis_server import version_of
 from redis_stage import connections, key, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
@@ -182,10 +182,6 @@ class Renewals:
         await until(lambda: self.of.get(name, 0) >= goal, what=f"{name} is renewed")
 
 
-def connections_of(node: RedisServer) -> int:
-    return sum("name=fencing-sdk" in line for line in node.ask("CLIENT", "LIST").splitlines())
-
-
 async def test_a_lease_moves_with_its_slot(redis_cluster: Cluster):
     """Renewed before, while (ASK) and after (MOVED) its slot moves, with one token, and released at the new place."""
     renewals = Renewals()
@@ -230,27 +226,6 @@ async def test_a_node_that_stands_still_stops_no_other(redis_cluster: Cluster):
         await asyncio.to_thread(redis_cluster.heal)
         async with asyncio.timeout(20), locks.lock(here):
             pass
-
-
-async def test_one_connection_for_each_node_whatever_happens(redis_cluster: Cluster):
-    async with connect(url_of(redis_cluster)) as locks:
-
-        async def work(number: int) -> None:
-            async with locks.lock(f"name/{number % 40}", ttl=30):
-                pass
-
-        async def one_each() -> None:
-            await until(
-                lambda: [connections_of(node) for node in redis_cluster.nodes] == [1, 1, 1], what="one for each"
-            )
-
-        await asyncio.gather(*(work(number) for number in range(200)))
-        await one_each()
-        for node in redis_cluster.nodes:
-            node.ask("CLIENT", "KILL", "TYPE", "normal")
-        await asyncio.gather(*(work(number) for number in range(200)))
-        await one_each()
-    await until(lambda: sum(map(connections_of, redis_cluster.nodes)) == 0, what="every connection is closed")
 
 
 # What only Redis shows when it fails under a holder: crashes with and without memory.

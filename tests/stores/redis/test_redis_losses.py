@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,7 +17,7 @@ from stays import PATIENCE, Stay, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, LockClient, LockHeldError, LossReason
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
-from fencing_sdk.backends.redis import from_url, scripts
+from fencing_sdk.backends.redis import from_url
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.scripts import ACQUIRE, RELEASE
 from fencing_sdk.events import Lost, Renewed
@@ -136,23 +135,6 @@ async def test_a_lease_that_expires_early_by_an_operator_is_lost_by_push(redis_s
         redis_server.ask_all(["PEXPIRE", key("a"), 1], ["DEBUG", "SLEEP", "0.1"])
         await stay.over(SOON)
         assert stay.lost is LossReason.REVOKED
-    await nothing_left(redis_server)
-
-
-async def test_nothing_is_looked_at_because_of_our_own_calls(redis_server, proxy):
-    def renewals() -> int:
-        return sum(scripts.RENEW.sha.encode() in request for request in proxy.requests)
-
-    async with opened(proxy.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
-        await stay.lease.renew()
-        asked = renewals()
-        for _ in range(20):
-            async with locks.lock("b", **FAR):
-                pass
-            await stay.lease.renew()
-        await locks.inspect("a")  # what the server had to say before came before this answer
-        assert renewals() == asked + 20
-        await stay.end()
     await nothing_left(redis_server)
 
 
@@ -387,21 +369,6 @@ async def test_a_grant_that_replaced_another_during_a_look_is_not_lost():
     assert lost == [(new, LossReason.REVOKED)]
 
 
-async def test_what_changes_during_a_look_is_looked_at_afterwards():
-    look = Looks()
-    losses, lost = watched(look)
-    for name in "ab":
-        losses.granted(name, Claim(name, 60), 1)
-    look.silent, look.answers = True, [[Renewal.RENEWED], [Renewal.REFUSED]]
-    losses.on_push(changed("a"))
-    await asyncio.sleep(0.01)
-    losses.on_push(changed("b"))
-    look.speak.set()
-    await asyncio.sleep(0.01)
-    assert [[claim.name for claim in claims] for claims in look.asked] == [["a"], ["b"]]
-    assert [claim.name for claim, _ in lost] == ["b"]
-
-
 # Permits and readers on Redis: who hears of a loss, and what the server is asked.
 
 
@@ -493,32 +460,6 @@ async def test_however_often_a_shared_name_changes_a_client_looks_once_a_second(
 
 
 # What the server is asked
-
-
-@pytest.mark.parametrize("permits", [1, 4, 16])
-async def test_a_contended_permit_takes_four_scripts_however_many_there_are(redis_server, permits):
-    """Asked, and asked again when it has joined; then woken to ask once, and released. A client joins all at once."""
-    waiters = 3 * permits
-    async with opened(redis_server.url) as (locks, _):
-        pool = locks.semaphore(NAME, permits=permits, ttl=30.0)
-        held = [Stay(pool) for _ in range(permits)]
-        for stay in held:
-            await stay.begun()
-        before, began = await scripts_run(redis_server), CLOCK.now()
-        waiting = [Stay(pool, work=0.0) for _ in range(waiters)]
-        waiting_cost = 0
-        while (cost := await scripts_run(redis_server) - before) < 2 * waiters or cost != waiting_cost:
-            waiting_cost = cost
-            await asyncio.sleep(0.1)
-        for stay in held:
-            await stay.end()
-        for stay in waiting:
-            await stay.over(SOON)
-        polls = waiters * math.ceil(CLOCK.now() - began)  # more than a slow machine needs
-        assert waiting_cost <= 3 * waiters + polls  # one more if it takes longer to join than the first pause lasts
-        entered = await scripts_run(redis_server) - before - waiting_cost - permits
-        assert entered <= 2 * waiters + polls, f"{entered / waiters:.1f} scripts for each that is let in"
-    await nothing_left(redis_server)
 
 
 async def _let_in_readers(server, count: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -12,10 +11,9 @@ import redis_stage
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
 from redis_server import RedisServer
-from redis_stage import connections, key, keys, nothing_left
-from stays import PATIENCE, eventually, opened, staying
+from redis_stage import key, keys, nothing_left
+from stays import opened
 
-from fencing_sdk import LossReason
 from fencing_sdk.abc import Busy, Claim, Grant, Listing, Revoked
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.redis import from_url as redis_from_url
@@ -222,33 +220,3 @@ async def test_databases_are_worlds_apart(redis_server):
         async with a.lock("x"), b.lock("x"):
             assert "db1:keys=2" in await redis_server.command("INFO", "keyspace")
     await nothing_left(redis_server)
-
-
-async def test_a_loss_in_another_database_is_nobodys_loss(redis_server):
-    """A server tells of changed keys without saying in which database."""
-    async with opened(redis_server.url) as (locks, log), opened(redis_server.url + "/1") as (others, _):
-        async with staying(locks.lock("a", ttl=600)) as stay:
-            lease = await others.lock("a", ttl=600).acquire()
-            redis_server.ask_all(["SELECT", 1], ["DEL", key("a")])
-            async with asyncio.timeout(PATIENCE):
-                assert await lease.wait_lost() is LossReason.REVOKED
-            await lease.release()
-            await stay.lease.renew()
-            assert stay.lease.held
-            await stay.end()
-    assert "lost" not in {event.kind for event in log.events}
-    await nothing_left(redis_server)
-
-
-async def test_a_thousand_leases_cost_one_connection_and_are_all_released(redis_server):
-    async with opened(redis_server.url) as (locks, _):
-        leases = await asyncio.gather(*(locks.lock(f"n{n}", ttl=30).acquire() for n in range(1000)))
-        assert len(await connections(redis_server)) == 1
-        assert len({lease.token for lease in leases}) > 1
-        await asyncio.gather(*(lease.release() for lease in leases[:500]))
-
-        async def released() -> bool:
-            return len(await keys(redis_server)) == 500
-
-        await eventually(released, what="500 are released")
-    await nothing_left(redis_server)  # closing releases what is still held

@@ -346,6 +346,9 @@ async def test_a_key_of_another_type_is_refused_at_once_and_left_alone(part, red
     await nothing_left(redis_server)
 
 
+# Pauses.
+
+
 @pytest.mark.parametrize("part", ["q", "w"])
 async def test_a_line_of_another_type_is_refused_to_those_who_wait_and_heals(part, redis_server):
     async with opened(redis_server.url) as (locks, _), staying(locks.lock("a", ttl=10)) as stay:
@@ -358,9 +361,6 @@ async def test_a_line_of_another_type_is_refused_to_those_who_wait_and_heals(par
         async with locks.lock("a", ttl=10, wait=PATIENCE):
             pass
     await nothing_left(redis_server)
-
-
-# Pauses.
 
 
 @pytest.mark.parametrize("mode", ["WRITE", "ALL"])

@@ -20,17 +20,15 @@ from fencing_sdk.abc import Busy, Claim, Grant, Renewal, Revoked
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.node import SILENCE
-from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, ReplyError
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
 from fencing_sdk.backends.redis.losses import RedisLossWatcher
 from fencing_sdk.backends.redis.posted_requests import RedisPosts
 from fencing_sdk.backends.redis.requests import (
     RedisKeys,
     RedisRequests,
     check_prefix,
-    milliseconds,
     read_acquired,
     read_holder,
-    read_line,
     read_renewals,
 )
 from fencing_sdk.backends.redis.scripts import ScriptCall
@@ -115,14 +113,6 @@ def test_a_backend_says_nothing_of_its_secrets():
     assert "s3cret" not in repr(backend) + str(vars(backend)) + str(vars(backend._router))
 
 
-# Questions.
-
-
-@given(st.floats(min_value=0.05, max_value=86400.0))
-def test_a_store_keeps_a_grant_for_at_least_as_long_as_was_asked(ttl):
-    assert ttl * 1000 <= milliseconds(ttl) < ttl * 1000 + 1
-
-
 # Answers.
 
 
@@ -137,12 +127,6 @@ def test_without_a_whole_answer_nothing_is_known(outcome):
 def test_what_is_no_answer_to_an_acquisition_is_refused(reply):
     with pytest.raises((TypeError, ValueError)):
         read_acquired(reply)
-
-
-@pytest.mark.parametrize("reply", [None, b"1", 3, [], [1], [1, b"", b"x"], [1, b"x", 1], ["1", b"", 1], [1, b"", None]])
-def test_what_is_no_answer_to_a_sign_of_life_is_refused(reply):
-    with pytest.raises((TypeError, ValueError)):
-        read_line(reply)
 
 
 @pytest.mark.parametrize("label", [None, "", "m", "a\0b", "=", "é"])
@@ -258,21 +242,6 @@ def test_what_a_reply_to_an_acquisition_means(reply, outcome):
     assert type(answer) is outcome if isinstance(outcome, type) else answer == outcome
 
 
-async def test_a_late_answer_does_not_take_the_place_of_the_next_grant():
-    """The waiter of that grant, which leaves the line, would release it: it takes it for one that was not granted."""
-    wire = Wire()
-    posts, requests = posts_on(wire)
-    first, second = Claim("a", 15.0), Claim("a", 15.0)
-    posts.acquire(first, print)  # its answer comes late: a second try finds the grant
-    posts.acquire(first, print)
-    wire.takes[1][0](b"34")
-    posts.release(first, print)
-    posts.acquire(second, print)
-    wire.takes[3][0](b"35")
-    wire.takes[0][0](b"34")
-    assert posts.losses.holds(requests.lease("a"), second)
-
-
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
@@ -345,17 +314,6 @@ async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(back
     monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
     assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
     monkeypatch.undo()
-
-
-async def test_a_connection_that_breaks_answers_every_post(backend):
-    await backend.open()
-    pipe = backend._router.last_pipe("a")
-    assert isinstance(pipe, Pipe)
-    answers = []
-    for _ in range(3):
-        backend.post_acquire(Claim("a", 15.0), answers.append)
-    pipe.close()
-    assert [type(answer) for answer in answers] == [BackendUnavailableError] * 3
 
 
 async def test_where_replicas_have_to_confirm_nothing_is_posted(redis_server):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -23,7 +22,7 @@ from fencing_sdk.backends.redis import RedisBackend, from_url
 from fencing_sdk.backends.redis.connection.dial import UnreachableError, first_answer
 from fencing_sdk.backends.redis.connection.router import SLOTS, ClusterRouter, SlotMap
 from fencing_sdk.backends.redis.options import servers_of_client
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -93,12 +92,6 @@ async def test_sentinels_have_a_login_of_their_own(start_redis):
             await dialer(f"{url}?sentinel_password=cat").dial(Ears())
         with pytest.raises(redis.exceptions.AuthenticationError):
             await dialer(f"{url}?sentinel_password=dog".replace(":data@", ":lost@")).dial(Ears())
-
-
-async def test_a_service_that_no_sentinel_knows_has_no_master(redis_sentinels):
-    url = f"redis+sentinel://{dead()},{hosts(redis_sentinels.sentinels)}/nonsense"
-    with pytest.raises(redis.asyncio.sentinel.MasterNotFoundError):
-        await dialer(url).dial(Ears())
 
 
 async def test_a_sentinel_that_knows_too_few_others_does_not_count(redis_sentinels):
@@ -197,16 +190,6 @@ async def test_a_map_can_be_read_although_every_seed_has_gone(redis_cluster):
     assert slots.address(SLOTS - 1) == owner(redis_cluster, SLOTS - 1)
 
 
-async def test_all_nodes_share_the_login(start_redis):
-    server = await one_node(start_redis, range(SLOTS), user=["app on >secret ~* +@all"])
-    slots = slot_map(f"redis+cluster://app:secret@{HOST}:{server.port}")
-    await slots.refresh()
-    async with dialled(slots.dialer(slots.address(1))) as (link, ears):
-        assert await ask(link, ears, "ACL", "WHOAMI") == b"app"
-    with pytest.raises(redis.exceptions.AuthenticationError):
-        await slot_map(f"redis+cluster://app:wrong@{dead()},{HOST}:{server.port},{dead()}").refresh()
-
-
 async def one_node(start_redis, slots: range, **settings) -> RedisServer:
     server = start_redis(cluster_enabled=True, **settings)
     await server.command("CLUSTER", "ADDSLOTS", *slots)
@@ -220,16 +203,6 @@ async def test_nodes_have_tls_as_the_url_says(start_redis, certificates):
     assert slots.address(0) == f"localhost:{server.tls_port}"  # a node that never met another tells no host
     async with dialled(slots.dialer(slots.address(0))) as (link, ears):
         assert await ask(link, ears, "PING") == b"PONG"
-
-
-async def test_a_slot_that_nobody_has_is_told(start_redis):
-    server = await one_node(start_redis, range(100))
-    slots = slot_map(f"redis+cluster://{HOST}:{server.port}")
-    for _ in range(2):
-        with pytest.raises(redis.exceptions.ClusterDownError):
-            slots.address(100)
-        await slots.refresh()
-    assert slots.address(99)
 
 
 @pytest.mark.parametrize(
@@ -257,29 +230,6 @@ async def test_a_server_that_is_no_node_is_refused(redis_server):
     with pytest.raises(BackendRefusedError, match="redis://"):
         await slot_map(f"redis+cluster://{HOST}:{redis_server.port}").refresh()
     await until_nobody_is_connected(redis_server)
-
-
-async def test_a_client_of_a_cluster_for_threads_is_read_too(redis_cluster):
-    client = await asyncio.to_thread(redis.RedisCluster, host=HOST, port=redis_cluster.nodes[0].port)
-    try:
-        slots = servers_of_client(client)
-        assert isinstance(slots, SlotMap)
-        await slots.refresh()
-        assert slots.address(3) == owner(redis_cluster, 3)
-        with pytest.raises(ConfigurationError, match=r"^client must be"):
-            servers_of_client(client.pipeline())
-    finally:
-        client.close()
-
-
-async def test_seeds_that_are_not_reached_are_told_with_the_reason():
-    seeds = sorted(dead() for _ in range(7))
-    slots = servers(f"redis+cluster://:hunter2@{','.join(seeds)}")
-    assert isinstance(slots, SlotMap)
-    with pytest.raises(UnreachableError) as unreachable:
-        await slots.refresh()
-    heard = ", ".join(f"{seed} (Connection refused)" for seed in seeds[:5])
-    assert str(unreachable.value) == f"no connection to {heard} and 2 more"
 
 
 async def test_a_node_that_is_not_where_the_cluster_says_is_told_so():
@@ -326,21 +276,6 @@ async def test_what_a_server_says_is_told_rather_than_that_another_is_down():
     for questions in ([down, wrong, down, down, down], [wrong, down], [down, down, down, down, wrong]):
         with pytest.raises(redis.exceptions.AuthenticationError):
             await first_answer(questions)
-
-
-async def test_who_stops_asking_leaves_no_question_behind():
-    async def slow() -> None:
-        await asyncio.get_running_loop().create_future()
-
-    before = asyncio.all_tasks()
-    asking = asyncio.create_task(first_answer([slow, slow]))
-    while len(asyncio.all_tasks() - before) < 3:  # noqa: ASYNC110  (tasks start within some turns)
-        await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert not asyncio.all_tasks() - before
-    gc.collect()
 
 
 # Which server runs a script while slots move, addresses lie and servers stand still.
@@ -498,29 +433,6 @@ async def test_a_server_that_stands_still_takes_no_answers_of_others_along(backe
     renewal.cancel()
     assert await renewal == [Renewal.UNKNOWN, Renewal.RENEWED]
     frozen.resume()
-
-
-async def test_a_renewal_that_nobody_answers_can_be_cancelled(backend, redis_cluster):
-    claims = await hold(backend, *(f"n{number}" for number in range(10)))
-    for node in redis_cluster.nodes:
-        node.pause()
-    renewal = asyncio.create_task(backend.renew(claims))
-    await asyncio.sleep(0.01)
-    renewal.cancel()
-    await asyncio.wait((renewal,))
-    assert renewal.cancelled()
-    for node in redis_cluster.nodes:
-        node.resume()
-
-
-async def test_a_server_that_is_gone_stops_no_other(backend, redis_cluster):
-    dead, living = redis_cluster.nodes[:2]
-    claims = await hold(backend, names_at(redis_cluster, dead, 1)[0], names_at(redis_cluster, living, 1)[0])
-    dead.kill()
-    assert await backend.renew(claims) == [Renewal.UNKNOWN, Renewal.RENEWED]
-    assert await backend.renew(claims) == [Renewal.UNKNOWN, Renewal.RENEWED]
-    with pytest.raises(BackendUnavailableError):
-        await backend.renew(claims[:1])
 
 
 async def test_who_waits_for_the_map_is_cancelled_and_not_told_of_an_error(redis_cluster):

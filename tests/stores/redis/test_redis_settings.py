@@ -249,18 +249,6 @@ def test_a_client_of_a_sentinel_asks_all_its_sentinels():
     place.server.at("h", 1).connection()
 
 
-class Managed(redis.asyncio.sentinel.SentinelManagedSSLConnection):
-    """A connection of the user's own making, which needs its pool."""
-
-
-def test_the_part_of_a_connection_class_that_asks_sentinels_is_left_out():
-    sentinel = redis.asyncio.sentinel.Sentinel([("s1", 1)])
-    place = servers_of_client(sentinel.master_for("service", connection_class=Managed))
-    assert isinstance(place, SentinelDialer)
-    assert place.server.kind is SSLConnection
-    place.server.at("h", 1).connection()
-
-
 def clusters() -> list[Any]:
     found: list[Any] = [
         redis.asyncio.RedisCluster(

@@ -15,7 +15,7 @@ from redis_server import RedisServer, version_of
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
 from fencing_sdk.abc._powers import PostOutcome
 from fencing_sdk.backends.redis import RedisBackend, from_url
-from fencing_sdk.testing.promises.under_test import StandingClaim, in_line
+from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -107,25 +107,6 @@ async def test_whoever_gives_up_while_it_joins_leaves_nothing_at_whatever_step(b
     await backend.release(holder)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["scripts known", "scripts forgotten"])
-async def test_a_try_that_is_answered_after_the_line_was_left_does_not_stand_in_it_again(backend, server, known):
-    """It was passed over while the server was slow, and was told so when nobody waited any more."""
-    holder, waiter = await hold(backend), Claim("a", 60)
-    async with in_line(backend, Claim("a", 60)):  # so that the server knows the scripts
-        pass
-    async with in_line(backend, waiter):
-        assert isinstance(await backend.acquire(waiter), Busy)
-        server.ask("DEL", LINE, WAKES)
-        if not known:
-            server.ask("SCRIPT", "FLUSH")
-        server.ask("CLIENT", "PAUSE", 300)
-        trying = asyncio.create_task(backend.acquire(waiter))
-        await asyncio.sleep(0.01)  # it is sent
-    assert isinstance(await trying, Busy)
-    nobody_is_left(backend, server)
-    await backend.release(holder)
-
-
 async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(backend, server):
     """The server knows the script no more with which it is taken, so that it runs after the one that leaves."""
     holder = await hold(backend)
@@ -141,16 +122,6 @@ async def test_a_place_that_is_left_before_the_server_could_take_it_stays_left(b
     await until(lambda: server.ask("EXISTS", LINE) == 0, what="the line is left once more")
     assert heard == []
     await backend.release(holder)
-
-
-async def test_whoever_cannot_join_polls_and_leaves_nothing(backend, server):
-    server.ask("SET", LINE, "no line")
-    standing = StandingClaim(backend, Claim("a", 60))
-    await within(standing.wait())  # it tries by itself, and its call raises the error
-    assert standing.place.retry_after(1.0) is None
-    await standing.leave()
-    assert_no_waiters(backend)
-    server.ask("DEL", LINE)
 
 
 # Those who stay.
@@ -199,14 +170,6 @@ async def test_a_holder_does_not_wait_for_itself(backend, server, mode, together
             await within(turn.wait())  # it asks, and learns that it holds
     for holder in holders:
         assert await backend.release(holder) is None
-
-
-async def test_a_line_that_everybody_has_left_without_a_word_goes_by_itself(backend, server):
-    holder = await hold(backend)
-    async with in_line(backend, Claim("a", 60)):
-        assert 0 < server.ask("PTTL", LINE) <= 12_000
-        assert 0 < server.ask("PTTL", LINE[:-1] + "w") <= 12_000
-    await backend.release(holder)
 
 
 async def test_a_waiter_whose_slot_moves_listens_at_the_next_server(redis_cluster: Cluster):

@@ -153,14 +153,7 @@ class AddressSource(NamedTuple):
 
 
 class ServerDialer:
-    """
-    Opens connections to one server.
-
-    Args:
-        server: How to connect.
-
-        source: Where the address comes from, if not from the user; errors name it.
-    """
+    """Opens connections to one server. Errors name the *source* of its address, if that is not the user."""
 
     def __init__(self, server: ServerSettings, *, source: AddressSource | None = None) -> None:
         self.server = server
@@ -195,7 +188,12 @@ class ServerDialer:
     async def _dial(self, protocol: asyncio.Protocol) -> OpenConnection:
         async with _logged_in(self.server) as connection:
             hello = await _speak_resp3(connection)
-            version, in_cluster = _check(hello), hello[b"mode"] == b"cluster"
+            version = tuple(map(int, re.findall(rb"\d+", bytes(hello.get(b"version", b"")))))  # type: ignore[call-overload]
+            if version and version < OLDEST:
+                raise BackendRefusedError(BACKEND, "connect", _TOO_OLD)
+            if hello.get(b"mode") == b"sentinel":
+                raise BackendRefusedError(BACKEND, "connect", _A_SENTINEL)
+            in_cluster = hello[b"mode"] == b"cluster"
             if hello.get(b"role") in {b"slave", b"replica"}:
                 raise ReplicaError(self.server.address, None if self._source is None else self._source.where)
             return OpenConnection(_take_over(connection, protocol), version, self.server.address, in_cluster)
@@ -275,16 +273,6 @@ def is_unknown_to_server(error: ResponseError) -> bool:
     return type(error) is ResponseError and (code == "NOPROTO" or not code.isupper())
 
 
-def _check(hello: Mapping[bytes, object]) -> tuple[int, ...]:
-    """Refuse a server that cannot keep locks; return its version."""
-    version = tuple(map(int, re.findall(rb"\d+", bytes(hello.get(b"version", b"")))))  # type: ignore[call-overload]
-    if version and version < OLDEST:
-        raise BackendRefusedError(BACKEND, "connect", _TOO_OLD)
-    if hello.get(b"mode") == b"sentinel":
-        raise BackendRefusedError(BACKEND, "connect", _A_SENTINEL)
-    return version
-
-
 async def _ask(connection: Any, *command: object) -> object:
     """Send one *command* on an open connection of redis-py and wait for its reply."""
     with REDIS_PY.known("connect"):
@@ -342,9 +330,7 @@ async def first_answer(questions: Iterable[Callable[[], Coroutine[Any, Any, T]]]
     """
     Return the first answer to any of *questions*. The others are cancelled, and have ended then.
 
-    Raises:
-        UnreachableError: no server was reached; the error names all of them.
-        Exception: every question failed; this is the error of a server that was reached.
+    If all fail, raise the error of a server that was reached, or else an UnreachableError that names all of them.
     """
 
     def most_telling(errors: Sequence[Exception]) -> Exception:  # prefers a reply to the news that a server is down
@@ -376,14 +362,7 @@ class SentinelService:
     """The host of its servers, if the one that the Sentinels name cannot be reached from here."""
 
     async def master(self) -> tuple[str, int]:
-        """
-        Ask for the address of the master.
-
-        Raises:
-            MasterNotFoundError: no Sentinel that was reached knows a master that is up.
-            UnreachableError: no Sentinel was reached.
-            redis.exceptions.RedisError: a Sentinel refused the login.
-        """
+        """Ask for the address of the master. Raise MasterNotFoundError if the Sentinels know none that is up."""
         return await first_answer([partial(self._ask, sentinel) for sentinel in self.sentinels])
 
     async def _ask(self, sentinel: ServerSettings) -> tuple[str, int]:
@@ -396,17 +375,12 @@ class SentinelService:
         assert isinstance(masters, list)
         for fields in masters:
             state = dict(zip(fields[::2], fields[1::2], strict=True))
-            if state[b"name"] == self.name.encode(errors="surrogateescape"):
-                return self._address(state)
-        msg = "The Sentinel does not watch this service"
+            flags = set(state[b"flags"].split(b","))
+            is_up = b"master" in flags and not flags & _DOWN and int(state[b"num-other-sentinels"]) >= self.peers
+            if is_up and state[b"name"] == self.name.encode(errors="surrogateescape"):
+                return self.host or state[b"ip"].decode(), int(state[b"port"])
+        msg = "The Sentinel knows no master of this service that is up"
         raise MasterNotFoundError(msg)
-
-    def _address(self, state: dict[bytes, bytes]) -> tuple[str, int]:
-        flags = set(state[b"flags"].split(b","))
-        if b"master" not in flags or flags & _DOWN or int(state[b"num-other-sentinels"]) < self.peers:
-            msg = "The Sentinel knows no master that is up"
-            raise MasterNotFoundError(msg)
-        return self.host or state[b"ip"].decode(), int(state[b"port"])
 
 
 class SentinelDialer:

@@ -57,14 +57,8 @@ class RedisNode:
     """
     One server of a topology, or the master of a service that Sentinels watch.
 
-    Args:
-        dialer: Opens connections to it.
-
-        on_push: Receives the messages of the server that are not replies.
-
-        on_connect: Sends the first commands on every new connection.
-
-        in_cluster: Whether the server is expected to be part of a cluster. If not, and it is, it is refused.
+    *on_push* receives the messages that are not replies; *on_connect* sends the first commands on every new connection.
+    Unless *in_cluster*, a server that is part of a cluster is refused.
     """
 
     def __init__(
@@ -94,12 +88,7 @@ class RedisNode:
         return pipe if pipe is not None and pipe.usable and self._is_owner() else None
 
     async def pipe(self) -> Pipe:
-        """
-        Return the open connection, after opening it if there is none.
-
-        Raises:
-            Exception: the driver's error when it cannot connect.
-        """
+        """Return the open connection, after opening it if there is none. Raise the driver's error if that fails."""
         pipe = self.open_pipe
         return await self._connect() if pipe is None else pipe
 
@@ -174,13 +163,7 @@ class RedisNode:
         return await self._answer(pipe, _send(pipe, call, call.by_text()))
 
     async def ask(self, *words: Argument) -> Reply:
-        """
-        Send one command that is not a script, and has no keys.
-
-        Raises:
-            ReplyError: the server refused it.
-            Exception: there is no connection, or it broke.
-        """
+        """Send one command that is not a script, and has no keys. Raise as `run` does."""
         pipe = await self.pipe()
         return await self._reply(pipe, pipe.call(*words))
 

@@ -81,7 +81,7 @@ _WITHOUT_CODE = (
     ("NOCOMMAND", re.compile(r"ERR unknown (\w+ )?command\b", re.IGNORECASE)),
     ("TRYAGAIN", re.compile(r"ERR Script attempted to access a non local key")),
 )
-"""What servers report as ERR alone, by the words before the first quote; later versions may give it a code."""
+"""Codes for errors that servers report as ERR alone, by the words before the first quote."""
 
 
 def before_quotes(text: str) -> str:
@@ -103,12 +103,7 @@ pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ig
 
 
 class Pipe(asyncio.Protocol):
-    """
-    The protocol of one open connection, in one event loop. It is not used again once the connection is lost.
-
-    Args:
-        on_push: Receives the messages that are not replies.
-    """
+    """The protocol of one open connection, in one event loop. It is not used again once the connection is lost."""
 
     def __init__(self, on_push: Push) -> None:
         self._loop = asyncio.get_running_loop()

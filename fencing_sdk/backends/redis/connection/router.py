@@ -60,12 +60,8 @@ class SlotMap:
     """
     The slots of one cluster. All its nodes share one login and one way to connect.
 
-    Args:
-        server: How to connect to any node; its host is not used.
-
-        seeds: Host and port of the nodes to ask first; one that answers is enough.
-
-        remap: Translates an address that the cluster names to the one that this client reaches.
+    Of the *seeds*, which are asked first, one that answers is enough. *remap* translates an address that the cluster
+    names to the one that this client reaches.
     """
 
     def __init__(self, server: ServerSettings, *, seeds: Sequence[Address], remap: Remap | None = None) -> None:
@@ -79,12 +75,7 @@ class SlotMap:
         """A digest of which master has which slots, once the map was read."""
 
     async def refresh(self) -> None:
-        """
-        Read the map again, from the first node that answers.
-
-        Raises:
-            Exception: no node has sent a map; see `first_answer`.
-        """
+        """Read the map again, from the first node that answers. Raise as `first_answer` does if there is none."""
         seeds = set(self._seeds)
         others = [node for node in self._nodes if node not in seeds]
         asked = [*JITTER.sample(self._seeds, len(seeds)), *JITTER.sample(others, len(others))]
@@ -116,12 +107,7 @@ class SlotMap:
         self.layout = hashlib.sha256("\n".join(masters).encode()).hexdigest()[:16]
 
     def address(self, slot: int) -> str:
-        """
-        The ``host:port`` of the master that has *slot*, according to the map.
-
-        Raises:
-            ClusterDownError: no master has it, or the map was never read.
-        """
+        """The ``host:port`` of the master that has *slot*, by the map. Raise ClusterDownError if there is none."""
         address = self._masters[slot]
         if not address:
             msg = "Hash slot not served"

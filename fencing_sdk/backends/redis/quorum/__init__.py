@@ -110,7 +110,7 @@ class RedisQuorumBackend(Uncopied):
 
     async def acquire(self, claim: Claim) -> Grant | Busy:
         """See `fencing_sdk.abc.Backend.acquire`."""
-        waiter = self._waiters.find(claim)
+        waiter = self._waiters.table.find(claim)
         with translating("acquire"):
             voters = self._nodes.voters() or await self._nodes.quorum()
             place = None if waiter is None else waiter.place

@@ -76,17 +76,7 @@ class Ballot:
         asked: The nodes in question; the others count as failed.
     """
 
-    __slots__ = (
-        "_attempt",
-        "_confirming",
-        "_failed",
-        "grants",
-        "majority",
-        "pending",
-        "refusals",
-        "settled",
-        "token",
-    )
+    __slots__ = ("_attempt", "_confirming", "_failed", "grants", "majority", "pending", "refusals", "settled", "token")
 
     def __init__(self, nodes: int, attempt: int, asked: Collection[int]) -> None:
         self._attempt = attempt
@@ -238,15 +228,8 @@ class RenewalRound:
     """
     The answers of the nodes to one request that renews several leases.
 
-    Args:
-        claims: The leases.
-
-        holds: What is known of each; None for a lease that another object has acquired. Then the node compares
-            the owner alone.
-
-        nodes: The number of all nodes.
-
-        look: The round only looks whether leases are lost. It establishes no hold.
+    A hold of None is that of a lease that another object has acquired: the node compares the owner alone. With *look*,
+    the round only looks whether leases are lost, and establishes no hold.
     """
 
     def __init__(

@@ -80,16 +80,10 @@ class NodeRequest:
 
 class QuorumNode:
     """
-    One node.
+    One of so many *nodes*, by its *number* among them.
 
-    Args:
-        number: Its place among the nodes of this client.
-
-        nodes: The number of all nodes.
-
-        on_push: Receives the number of the node, and a message of the server that is not a reply.
-
-        on_vote: Called when a connection has shown that the node may vote.
+    *on_push* receives its number and a message that is not a reply; *on_vote* is called when a connection has shown
+    that the node may vote.
     """
 
     def __init__(
@@ -238,12 +232,7 @@ class QuorumNode:
         return pipe.post(packed, take, followed=request.followed)
 
     async def ask(self, call: ScriptCall) -> Reply:
-        """
-        Run a script, and wait for its reply.
-
-        Raises:
-            Exception: the node refused it, or cannot be reached.
-        """
+        """Run a script, and wait for its reply. Raise an error if the node refused it, or cannot be reached."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answer(_node: int, outcome: CallOutcome) -> None:

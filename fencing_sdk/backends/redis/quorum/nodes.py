@@ -137,12 +137,7 @@ class QuorumNodes:
         return {task for node in self._nodes if (task := node.opening) is not None}
 
     async def reach_all(self) -> None:
-        """
-        Connect to every node.
-
-        Raises:
-            Exception: a node cannot be reached.
-        """
+        """Connect to every node. Raise an error if one cannot be reached."""
         tasks = [node.open_soon(at_once=True) for node in self._nodes if not node.open_pipe]
         opening = [task for task in tasks if task is not None]
         if opening:
@@ -195,16 +190,10 @@ T = TypeVar("T")
 
 class Poll(Generic[T]):
     """
-    The answers to one question.
+    The answers to one question, of which so many *nodes* are *asked*.
 
-    Args:
-        nodes: The number of all nodes.
-
-        asked: How many of them get the question.
-
-        read: Reads a reply. It raises ValueError or TypeError for one that is not an answer.
-
-        enough: Whether these answers of a majority say it all. Else the others are awaited for `SILENCE` seconds.
+    *read* raises an error for a reply that is not an answer. If the answers of a majority are not *enough*, the others
+    are awaited for `SILENCE` seconds.
     """
 
     def __init__(
@@ -244,12 +233,7 @@ class Poll(Generic[T]):
             self._done.set_result(None)
 
     async def result(self) -> Mapping[int, T]:
-        """
-        Wait for the answers; return those that came in time, by node: a majority at the least.
-
-        Raises:
-            Exception: no majority has answered.
-        """
+        """Wait for the answers that come in time; return them by node. Raise an error if no majority has answered."""
         await self._done
         if len(self._answers) < self._majority:
             raise most_telling(self._errors)
@@ -259,12 +243,7 @@ class Poll(Generic[T]):
 async def ask_nodes(
     nodes: QuorumNodes, call: ScriptCall, read: Callable[[Reply], T], enough: Callable[[Collection[T]], bool]
 ) -> Mapping[int, T]:
-    """
-    Ask the nodes that vote, as `Poll` describes it.
-
-    Raises:
-        Exception: no majority has answered.
-    """
+    """Ask the nodes that vote, as `Poll` describes it. Raise an error if no majority has answered."""
     voters = nodes.voters() or await nodes.quorum()
     poll = Poll(len(nodes), len(voters.nodes), read, enough)
     request = NodeRequest(call)

@@ -1,5 +1,5 @@
 """
-What operators do with a quorum: found it, let a node vote again that has lost its memory, list, and take grants away.
+Serves operators of a quorum: found it, let a node vote again that has lost its memory, list, and take grants away.
 
 Founding (``fencing init``): every node answers, and no node has an epoch.
 
@@ -39,6 +39,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import LOCK, Claim, Holder, Listing, Waiting, holder_of, new_owner
@@ -122,10 +123,7 @@ class QuorumListing:
 
     async def _describe(self, names: Sequence[str], earlier: Collection[int], began: int) -> list[Holder]:
         """Look at locks: leave out what no majority holds, and what was listed at *earlier* nodes."""
-
-        def read(reply: Reply) -> list[_SeenLock]:
-            return _read_listed(reply, len(names))
-
+        read = partial(_read_listed, count=len(names))
         answers = await ask_nodes(self._nodes, self._requests.listed(names), read, lambda _: False)
         holders = []
         for index, name in enumerate(names):
@@ -165,33 +163,19 @@ def holder_of_hold(name: str, hold: SeenHold, waiters: int | None = None) -> Hol
 
 
 def _read_listed(reply: Reply, count: int) -> list[_SeenLock]:
-    """
-    Read what one node says of *count* locks.
-
-    Raises:
-        ValueError: it is not such an answer.
-    """
     if not isinstance(reply, list) or len(reply) != count:
         msg = "not the holds of so many locks"
         raise ValueError(msg)
-    return [_read_seen(lock) for lock in reply]
-
-
-def _read_seen(lock: Reply) -> _SeenLock:
-    match lock:
-        case [hold, left, int(waiters)]:
-            with suppress(ValueError):  # the key holds something else
-                return _SeenLock(read_hold([hold, left]), waiters)
-    return _SeenLock(None, 0)
+    seen = [_SeenLock(None, 0)] * count
+    for index, lock in enumerate(reply):
+        match lock:
+            case [hold, left, int(waiters)]:
+                with suppress(ValueError):  # the key holds something else
+                    seen[index] = _SeenLock(read_hold([hold, left]), waiters)
+    return seen
 
 
 def _read_line(reply: Reply) -> list[_Place]:
-    """
-    Read a stretch of the line of one node.
-
-    Raises:
-        TypeError: the reply is not a line.
-    """
     if not isinstance(reply, list):
         msg = "not a line"
         raise TypeError(msg)
@@ -204,16 +188,7 @@ _PATIENCE = 5.0
 
 
 class RevocationTally:
-    """
-    The answers of the nodes to one revocation. No I/O, no clock.
-
-    Args:
-        nodes: The number of all nodes.
-
-        holding: The nodes that have shown the grant: a majority at the least.
-
-        revocation: The id of this one.
-    """
+    """The answers of the nodes to one *revocation*. *holding* nodes, a majority, have shown the grant. No I/O."""
 
     def __init__(self, nodes: int, holding: Collection[int], revocation: str) -> None:
         self._nodes = nodes
@@ -277,12 +252,7 @@ class QuorumRevocations:
         self._requests = requests
 
     async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """
-        See `fencing_sdk.abc.SupportsRevoking.revoke`.
-
-        Raises:
-            Exception: too few nodes have answered.
-        """
+        """See `fencing_sdk.abc.SupportsRevoking.revoke`. Raise an error if too few nodes have answered."""
         shown, holding = await find_hold(self._nodes, self._requests, name)
         if shown is None or shown.token != token:
             return False
@@ -324,12 +294,6 @@ class QuorumRevocations:
 
 
 def _read_reasons(reply: Reply) -> list[str]:
-    """
-    Read the reasons in the notes of one node.
-
-    Raises:
-        ValueError: the reply has none.
-    """
     if isinstance(reply, list):
         return [reason.decode(errors="replace") if isinstance(reason, bytes) else "" for reason in reply]
     msg = "not the reasons of revocations"
@@ -345,9 +309,7 @@ async def prepare(nodes: QuorumNodes, requests: QuorumRequests) -> str:
     """
     Found the quorum, or let forgetful nodes vote again; return what was done, as a sentence.
 
-    Raises:
-        BackendError: it is not possible now; the error says what to do.
-        Exception: a node cannot be reached.
+    Raise an error if a node cannot be reached, or a BackendError that says what to do.
     """
     await nodes.reach_all()
     epochs = {_epoch(node) for node in nodes} - {""}

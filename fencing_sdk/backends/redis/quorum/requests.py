@@ -212,12 +212,7 @@ class QuorumRequests:
 
 
 def read_refusal(reply: Reply) -> Refusal:
-    """
-    Read a refusal.
-
-    Raises:
-        ValueError: the reply is malformed.
-    """
+    """Read a refusal. Raise ValueError if it is malformed."""
     match reply:
         case [int(left), int(in_line), bytes(token), bytes(attempt)]:
             return Refusal(None if left < 0 else left / 1000, bool(in_line), int(token), int(attempt))
@@ -233,12 +228,7 @@ def read_numbers(reply: Reply, count: int) -> list[int]:
 
 
 def read_hold(reply: Reply) -> SeenHold | None:
-    """
-    Read the hold of a lock on one node; None if it is free there.
-
-    Raises:
-        ValueError: the key holds something else.
-    """
+    """Read the hold of a lock on one node; None if it is free. Raise ValueError if the key holds another thing."""
     if not isinstance(reply, list):
         return None
     hold, left = reply
@@ -248,12 +238,7 @@ def read_hold(reply: Reply) -> SeenHold | None:
 
 
 def read_knowledge(reply: Reply) -> Knowledge:
-    """
-    Read what a node knows about its quorum.
-
-    Raises:
-        ValueError: a key holds something else.
-    """
+    """Read what a node knows about its quorum. Raise ValueError if a key holds something else."""
     if isinstance(reply, list) and len(reply) == len(Knowledge._fields):
         return Knowledge(*(bytes(part).decode(errors="replace") for part in reply))
     msg = "no knowledge"

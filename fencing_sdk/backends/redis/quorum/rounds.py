@@ -45,12 +45,9 @@ _CLOCK = BootClock()
 
 class QuorumAttempt:
     """
-    One attempt.
+    One attempt. If it fails, the waiter for which it is made stays at its *place* in every line.
 
-    Args:
-        number: Its number: higher than that of every earlier attempt of this client, and near the clock's microseconds.
-
-        place: The place of the waiter for which it is made. If it fails, the waiter stays there in every line.
+    Its *number* is higher than that of every earlier attempt of this client, and near the clock's microseconds.
     """
 
     def __init__(
@@ -228,18 +225,10 @@ class QuorumRenewals:
 
     async def renew(self, claims: Sequence[Claim], voters: Voters, *, look: bool = False) -> list[Renewal]:
         """
-        Renew leases.
+        Renew leases, or only *look* whether they are lost. Raise an error if too few nodes have answered.
 
-        Args:
-            claims: The leases.
-
-            voters: The nodes to ask.
-
-            look: Only look whether leases are lost. Nodes that have lost a hold get no new one: else what an
-                operator deletes on one node after the other would come back.
-
-        Raises:
-            Exception: too few nodes have answered.
+        After a look, nodes that have lost a hold get no new one: else what an operator deletes on one node after the
+        other would come back.
         """
         batches = [claims[start : start + BATCH] for start in range(0, len(claims), BATCH)]
         tallies = [

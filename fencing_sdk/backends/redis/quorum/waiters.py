@@ -28,7 +28,7 @@ from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
 from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes
 from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests
 from fencing_sdk.backends.redis.requests import RedisKeys
-from fencing_sdk.backends.redis.waiters import ChannelId
+from fencing_sdk.backends.redis.waiters import ClientId
 
 _STRAGGLERS = 0.02
 """Seconds after the first message in which the others should come."""
@@ -76,29 +76,20 @@ class QuorumWaiters:
         self._nodes = nodes
         self._requests = requests
         self._keys = keys
-        self._id = ChannelId()
+        self._id = ClientId()
         self._last_score = 0
-        self._table: WaiterTable[QuorumWaiter] = WaiterTable()
-
-    @property
-    def _channel(self) -> str:
-        return self._keys.wake_channel(str(self._id))
-
-    def find(self, claim: Claim) -> QuorumWaiter | None:
-        """The waiter of *claim*, if there is one."""
-        return self._table.find(claim)
+        self.table: WaiterTable[QuorumWaiter] = WaiterTable()
 
     async def join(self, claim: Claim) -> QuorumWaiter:
         """
         Join the line of a lock on all nodes, until `leave`; return when a majority has the waiter in its line.
 
-        Raises:
-            Exception: no majority can be reached.
+        Raise an error if no majority can be reached.
         """
         await self._nodes.quorum()
         self._last_score = max(self._last_score + 1, wall_micros())
-        place = LinePlace(self._last_score, self._channel, new_ticket())
-        waiter = self._table.add(QuorumWaiter(claim, place, self._nodes.majority))
+        place = LinePlace(self._last_score, self._keys.wake_channel(str(self._id)), new_ticket())
+        waiter = self.table.add(QuorumWaiter(claim, place, self._nodes.majority))
         entered = self._poll()
         try:
             for node in self._nodes:
@@ -115,10 +106,8 @@ class QuorumWaiters:
         def joined(number: int, outcome: CallOutcome) -> None:
             if entered is not None:
                 entered.answer(number, outcome)
-            if self._table.find(waiter.claim) is not waiter and number not in waiter.served_by:
-                node.send(
-                    NodeRequest(self._requests.leave(waiter.claim)), _ignore
-                )  # it has left while this request was under way
+            if self.table.find(waiter.claim) is not waiter and number not in waiter.served_by:  # it has left meanwhile
+                node.send(NodeRequest(self._requests.leave(waiter.claim)), lambda _node, _outcome: None)
 
         pipe = node.open_pipe
         if pipe is not None:
@@ -126,7 +115,7 @@ class QuorumWaiters:
         node.send(NodeRequest(self._requests.join(waiter.claim, waiter.place)), joined)
 
     def _subscribe(self, pipe: Pipe) -> None:
-        channel = self._channel
+        channel = self._keys.wake_channel(str(self._id))
         if channel not in pipe.channels:
             subscription = pipe.channels[channel] = pipe.subscribe("SUBSCRIBE", channel)
             subscription.add_done_callback(retrieve)  # if it is not permitted, the waiters try once a second
@@ -139,7 +128,7 @@ class QuorumWaiters:
     def refused(self, waiter: QuorumWaiter, ballot: Ballot) -> None:
         """Let *waiter* join the line again where a node has dropped it."""
         waiter.splits = 0 if ballot.held else waiter.splits + 1
-        if self._table.find(waiter.claim) is waiter:
+        if self.table.find(waiter.claim) is waiter:
             for number, refusal in ballot.refusals.items():
                 if not refusal.in_line:
                     self._enter(self._nodes[number], waiter)
@@ -150,7 +139,7 @@ class QuorumWaiters:
 
         Raises no error: an error would replace the cancellation that ends the wait.
         """
-        self._table.remove(waiter)
+        self.table.remove(waiter)
         request = NodeRequest(self._requests.leave(waiter.claim))
         left = self._poll()
         for node in self._nodes:
@@ -168,14 +157,14 @@ class QuorumWaiters:
 
     def on_vote(self, pipe: Pipe) -> None:
         """Subscribe on a new connection, and let every waiter try: messages may have been lost."""
-        if len(self._table):
+        if len(self.table):
             self._subscribe(pipe)
-            self._table.wake_all()
+            self.table.wake_all()
 
     def on_push(self, node: int, message: list[Reply]) -> None:
         """Wake the waiter that a message names."""
         if message[0] == b"message" and isinstance(message[2], bytes):
-            waiter = self._table.find_ticket(message[2].decode(errors="replace"))
+            waiter = self.table.find_ticket(message[2].decode(errors="replace"))
             if waiter is not None:
                 waiter.hear(node)
 
@@ -184,7 +173,3 @@ def pause_after_split(splits: int) -> float:
     """Seconds before another try, after the nodes were split so many times in a row. Random: rivals should part."""
     doubled: int = 1 << min(max(splits - 1, 0), 7)
     return min(JITTER.uniform(1, 5) * _FIRST_SPLIT * doubled, _LONGEST_SPLIT)
-
-
-def _ignore(_node: int, _outcome: CallOutcome) -> None:
-    """No caller needs the answer."""
