@@ -34,13 +34,11 @@ class MemoryBackend(Uncopied):
     Share one object between clients of one event loop that are to exclude each other; its table stays when they close.
 
     Args:
-        clock: The monotonic clock that grants expire on.
-
         tokens: ``"hybrid"``, or ``"counter"`` for 1, 2, 3, which start again with the process.
     """
 
-    def __init__(self, *, clock: Clock | None = None, tokens: str = "hybrid") -> None:
-        self._clock = BootClock() if clock is None else clock
+    def __init__(self, *, tokens: str = "hybrid") -> None:
+        self._clock: Clock = BootClock()
         self._table = RowTable(token_source(tokens, wall_ticks))
         self._hybrid = tokens != "counter"
         self._waiters: WaiterTable[MemoryWaiter] = WaiterTable()
@@ -208,7 +206,7 @@ def from_url(url: str, **options: object) -> MemoryBackend:
     Raises:
         ConfigurationError: the URL has a path, or an option is unknown.
     """
-    chosen: dict[str, Any] = take_options(url, options, option_names(MemoryBackend, besides={"clock"}))
+    chosen: dict[str, Any] = take_options(url, options, option_names(MemoryBackend))
     if url.partition("://")[2].partition("?")[0]:
         msg = "memory:// takes no path; pass one MemoryBackend object to every client that shares it"
         raise ConfigurationError(msg)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from diagnosing import ERROR, WARNING, by_check
-from inside import LoopClock
+from inside import LoopClock, memory_on
 from virtual_time import in_virtual_time
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, connect, diagnosis
@@ -175,7 +175,7 @@ class Polling(MemoryBackend):
 @in_virtual_time
 async def test_a_waiter_that_is_not_woken_is_found_however_short_its_pauses_are(monkeypatch):
     monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
-    test = await self_tested(Polling(clock=LoopClock()))
+    test = await self_tested(memory_on(LoopClock(), Polling))
     assert [(finding.check, finding.severity) for finding in test.findings] == [("self-test.wake", WARNING)]
 
 
@@ -212,7 +212,7 @@ class Overloaded(Telling):
 @in_virtual_time
 async def test_the_error_of_a_slow_store_is_reported_and_not_the_time_it_took(monkeypatch):
     monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
-    (finding,) = (await self_tested(Overloaded(clock=LoopClock()))).findings
+    (finding,) = (await self_tested(memory_on(LoopClock(), Overloaded))).findings
     assert (finding.check, "too few replicas" in finding.what) == ("self-test.acquire", True)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncmy.errors
 import pytest
-from inside import BootClock
+from inside import BootClock, memory_on
 from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
@@ -22,7 +22,6 @@ from redis_server import RedisServer
 from fencing_sdk._mysql import driver
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.mysql import store
 from fencing_sdk.backends.postgresql import schema
 from fencing_sdk.backends.redis import scripts
@@ -96,7 +95,7 @@ class MemoryOracle(LocalBench):
 
     def __init__(self) -> None:
         super().__init__()
-        self._store = MemoryBackend(clock=self.clock)
+        self._store = memory_on(self.clock)
 
     def open(self) -> Any:
         return self._store

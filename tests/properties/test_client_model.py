@@ -13,6 +13,7 @@ from campaigns import amount
 from client_model import PATIENCE, Bench, SteppedClock, Store, check
 from etcd_server import EtcdCluster
 from hypothesis.errors import FlakyFailure
+from inside import memory_on
 from kahuna_server import KahunaServer
 from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.campaign
 
 
 def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):
-    shared = kind(clock=clock, tokens="counter")
+    shared = memory_on(clock, kind, tokens="counter")
 
     async def revoke(name: str) -> None:
         shared.take_away(name)

@@ -28,7 +28,8 @@ class DistantStore(MemoryBackend):
     """The memory store behind a network: a call takes up to 30 ms on each way, and sometimes longer."""
 
     def __init__(self, dice: random.Random) -> None:
-        super().__init__(clock=LoopClock(), tokens="counter")
+        super().__init__(tokens="counter")
+        self._clock = LoopClock()
         self._dice = dice
 
     async def _travel(self) -> None:

@@ -14,7 +14,7 @@ from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import OPERATIONS, LedgerBackend, Tracks
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import CALL_LIMIT, on_clock, state_of
+from inside import CALL_LIMIT, memory_on, on_clock, state_of
 from patience import until, wait_until
 
 from fencing_sdk import (
@@ -416,7 +416,7 @@ class FastClock:
 
 async def test_mode_14_a_store_whose_clock_runs_faster_never_overlaps():
     """14: the store expires early by our clock; the drift allowance has ended the holder's lease before."""
-    store = LedgerBackend(clock=FastClock(1 + DRIFT))
+    store = memory_on(FastClock(1 + DRIFT), LedgerBackend)
     link = FaultyBackend(store)
     tracks = Tracks()
     async with LockClient(link) as holder, LockClient(store) as heir:
@@ -466,7 +466,7 @@ class SuspendedClock:
 async def test_mode_14_a_suspended_machine_wakes_up_without_its_lease():
     """14: the token is unreadable at once, and the body is cancelled, although no timer of the loop was due."""
     clock = SuspendedClock()
-    store = LedgerBackend(clock=clock)
+    store = memory_on(clock, LedgerBackend)
     log = Log()
     async with on_clock(LockClient(store, observers=[log]), clock) as locks:
         began = CLOCK.now()
@@ -493,7 +493,7 @@ async def test_mode_14_a_grant_that_slept_on_its_way_is_not_used():
                 clock.slept += 8.5
             return answer
 
-    store = Asleep(clock=clock)
+    store = memory_on(clock, Asleep)
     async with on_clock(LockClient(store), clock) as locks, locks.lock("seats/42", ttl=10.0, wait=120) as lease:
         assert len(store.of("acquire")) == 2
         assert store.of("acquire")[-1].token == lease.token

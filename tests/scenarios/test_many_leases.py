@@ -23,7 +23,8 @@ class CountingBackend(MemoryBackend):
     """Counts calls of `renew`, and the claims in them."""
 
     def __init__(self) -> None:
-        super().__init__(clock=LoopClock())
+        super().__init__()
+        self._clock = LoopClock()
         self.sizes: list[int] = []
         self.most_tasks = 0
 

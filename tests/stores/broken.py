@@ -15,6 +15,7 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
+from inside import memory_on
 
 from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal, Waiting
 from fencing_sdk.backends._shared.row_table import RowTable
@@ -82,7 +83,7 @@ class Bench(BackendSuite):
     backend_class: type[MemoryBackend] = Sound
 
     def make(self):
-        return self.backend_class(clock=self.clock)
+        return memory_on(self.clock, self.backend_class)
 
     @pytest.fixture
     def backend(self):
@@ -564,7 +565,7 @@ class Counting(Bench):
     """A plain counter: right as long as nothing loses it."""
 
     def make(self):
-        return self.backend_class(clock=self.clock, tokens="counter")
+        return memory_on(self.clock, self.backend_class, tokens="counter")
 
 
 class Purging(Counting):

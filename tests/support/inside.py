@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from fencing_sdk._arguments import check_label
 from fencing_sdk._client import on_clock
 from fencing_sdk._lease import AnyLease, held_here, state_of
 from fencing_sdk._lock import telling
 from fencing_sdk._recording import Recorder
 from fencing_sdk._values.claim import holder_of
-from fencing_sdk._values.clock import BootClock, LoopClock, wall_micros
+from fencing_sdk._values.clock import BootClock, Clock, LoopClock, wall_micros
 from fencing_sdk._values.reports import (
     LABEL_LIMIT,
     HolderFacts,
@@ -19,6 +22,9 @@ from fencing_sdk._values.reports import (
 )
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
+from fencing_sdk.backends.memory import MemoryBackend
+
+M = TypeVar("M", bound=MemoryBackend)
 
 __all__ = [
     "CALL_LIMIT",
@@ -39,6 +45,7 @@ __all__ = [
     "held_here",
     "holder_of",
     "label_of",
+    "memory_on",
     "on_clock",
     "read_facts",
     "say_kept",
@@ -55,3 +62,10 @@ THIS_PROCESS = "fencing_sdk._lease_state._this_process"
 LAST_CALL = "fencing_sdk._engine.acquisition._LAST_CALL"
 CALL_LIMIT = "fencing_sdk._engine.engine._CALL_LIMIT"
 LONGEST_PAUSE = "fencing_sdk._engine.acquisition._LONGEST_PAUSE"
+
+
+def memory_on(clock: Clock, kind: Callable[..., M] = MemoryBackend, **options: object) -> M:
+    """Make a store in memory whose grants end by *clock*."""
+    backend = kind(**options)
+    backend._clock = clock
+    return backend

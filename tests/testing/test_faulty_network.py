@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 
 from fencing_sdk import LockClient
 from fencing_sdk.abc import Claim, Grant, Renewal
@@ -144,7 +144,7 @@ def test_a_late_copy_of_an_acquisition_does_not_keep_the_lock():
     """P5: nobody knows of the copy, so nobody renews it, and the ttl frees the lock."""
 
     async def work():
-        store = MemoryBackend(tokens="counter", clock=LoopClock())
+        store = memory_on(LoopClock(), tokens="counter")
         backend = FaultyBackend(store)
         async with on_clock(LockClient(backend), LoopClock()) as locks:
             backend.duplicate("acquire", 0.05, times=1)

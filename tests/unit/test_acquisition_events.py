@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from virtual_time import block, in_virtual_time, settle
 
 from fencing_sdk import (
@@ -58,7 +58,7 @@ class Store(FaultyBackend):
     """A memory store on virtual time whose grants can be delayed past their deadline."""
 
     def __init__(self) -> None:
-        self.table = MemoryBackend(clock=LoopClock())
+        self.table = memory_on(LoopClock())
         super().__init__(self.table)
         self.pauses: list[float] = []
         self.refusals: list[Exception] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import tenacity
-from inside import LoopClock, label_of, on_clock
+from inside import LoopClock, label_of, memory_on, on_clock
 from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
@@ -615,7 +615,7 @@ GOOD: list[dict[str, Any]] = [
 @in_virtual_time  # a machine that is busy would need more than the shortest ttl
 async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
     clock = LoopClock()
-    async with on_clock(LockClient(MemoryBackend(clock=clock)), clock) as client:
+    async with on_clock(LockClient(memory_on(clock)), clock) as client:
         async with client.lock(**({"name": "seats/42"} | options)) as lease:
             assert lease.token
             assert lease.name == options.get("name", "seats/42")

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from inside import LoopClock, state_of
+from inside import LoopClock, memory_on, state_of
 from posting import Posting
 from virtual_time import block, in_virtual_time, now, settle
 
@@ -53,7 +53,7 @@ class Store(Posting, FaultyBackend):
 
     def __init__(self, *, posts: bool) -> None:
         self.posts = posts
-        self.table = MemoryBackend(clock=LoopClock())
+        self.table = memory_on(LoopClock())
         super().__init__(self.table)
 
     async def free(self) -> bool:
@@ -628,7 +628,7 @@ async def test_an_abandoned_request_keeps_its_limit_until_it_is_answered():
 
 @in_virtual_time
 async def test_a_task_that_asks_in_a_loop_lets_others_run():
-    store = MemoryBackend(clock=LoopClock())
+    store = memory_on(LoopClock())
     engine = Engine(store, LoopClock(), Observers(()), watch_stalls=False)
     await engine.start()
     turns = 0

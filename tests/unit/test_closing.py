@@ -11,7 +11,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
@@ -32,7 +32,7 @@ class TwoClients:
     """One that will be closed, and one that waits for the same lock."""
 
     def __init__(self) -> None:
-        store = MemoryBackend(clock=LoopClock())
+        store = memory_on(LoopClock())
         self.ours, self.theirs = (on_clock(LockClient(store), LoopClock()) for _ in range(2))
         self.log: list[str] = []
 
@@ -100,7 +100,7 @@ async def test_the_lock_of_a_body_that_goes_on_is_left_to_its_ttl():
 @in_virtual_time
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
 async def test_a_release_that_the_store_does_not_confirm_before_the_closing_ends_is_logged(names, caplog):
-    store = FaultyBackend(MemoryBackend(clock=LoopClock()))
+    store = FaultyBackend(memory_on(LoopClock()))
     client = on_clock(LockClient(store), LoopClock())
     async with client:
         leases = [await client.lock(name, ttl=TTL).acquire() for name in names]
@@ -171,7 +171,7 @@ class SlowBody:
 @contextlib.asynccontextmanager
 async def closing_client(**options: object) -> AsyncIterator[tuple[LockClient, Store, SlowBody, asyncio.Task[None]]]:
     """A client whose closing waits for a body."""
-    store = Store(clock=LoopClock())
+    store = memory_on(LoopClock(), Store)
     client = await on_clock(LockClient(store, **options), LoopClock()).__aenter__()
     body = SlowBody(client)
     await body.holds()
@@ -327,7 +327,7 @@ async def test_an_error_of_a_stopped_notice_leaves_after_the_client_is_closed():
         def on_loss(self, notice):
             return lambda: 1 / 0
 
-    store = Announcing(clock=LoopClock())
+    store = memory_on(LoopClock(), Announcing)
     client = await on_clock(LockClient(store), LoopClock()).__aenter__()
     with pytest.raises(ZeroDivisionError):
         await client.aclose()
@@ -359,7 +359,7 @@ async def test_an_observer_that_closes_the_client_joins_the_closing():
 
 @in_virtual_time
 async def test_a_client_that_is_still_opening_says_so():
-    store = Store(clock=LoopClock())
+    store = memory_on(LoopClock(), Store)
     store.may_open.clear()
     client = on_clock(LockClient(store), LoopClock())
     opening = asyncio.create_task(client.__aenter__())
@@ -375,7 +375,7 @@ async def test_a_client_that_is_still_opening_says_so():
 
 @in_virtual_time
 async def test_a_client_that_is_closed_while_it_opens_leaves_nothing_behind():
-    store = Store(clock=LoopClock())
+    store = memory_on(LoopClock(), Store)
     store.may_open.clear()
     client = on_clock(LockClient(store), LoopClock())
     opening = asyncio.create_task(client.__aenter__())

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import anyio
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from posting import posting
 from virtual_time import in_virtual_time, now, settle
 
@@ -26,7 +26,7 @@ class TwoClients:
     """One that drains, and one that waits for the same locks."""
 
     def __init__(self, *, in_line: bool = False, network=FaultyBackend, **options) -> None:
-        self.store = MemoryBackend(clock=LoopClock())
+        self.store = memory_on(LoopClock())
         self.network = network(self.store)
         self.events = []
         self.ours = on_clock(

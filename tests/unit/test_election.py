@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 import pytest
-from inside import LoopClock, held_here, on_clock
+from inside import LoopClock, held_here, memory_on, on_clock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -33,7 +33,7 @@ class TwoProcesses:
     """Two clients that stand in one election. The network of ours has faults."""
 
     def __init__(self, *, in_line: bool = True) -> None:
-        self.store = MemoryBackend(clock=LoopClock(), tokens="counter")
+        self.store = memory_on(LoopClock(), tokens="counter")
         self.network = FaultyBackend(self.store)
         self.events = []
         ours = self.store if in_line else self.network

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import tenacity
-from inside import BootClock, LoopClock, state_of
+from inside import BootClock, LoopClock, memory_on, state_of
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -28,7 +28,6 @@ from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim, Grant, Renewal
-from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import (
     Acquired,
     Event,
@@ -49,7 +48,7 @@ class Store(FaultyBackend):
     """A store on virtual time with a bad network in front; it can also be opened, and announce losses."""
 
     def __init__(self) -> None:
-        self.table = MemoryBackend(clock=LoopClock())
+        self.table = memory_on(LoopClock())
         super().__init__(self.table)
         self.opened = 0
         self.closed = 0

@@ -194,7 +194,8 @@ class Store(MemoryBackend):
     """One that can be out of reach."""
 
     def __init__(self) -> None:
-        super().__init__(clock=LoopClock())
+        super().__init__()
+        self._clock = LoopClock()
         self.away = False
 
     async def renew(self, claims):

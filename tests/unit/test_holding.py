@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from inside import LoopClock, facts_about_command, held_here, label_of, on_clock, read_facts, say_kept
+from inside import LoopClock, facts_about_command, held_here, label_of, memory_on, on_clock, read_facts, say_kept
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -299,7 +299,7 @@ WARNING = (
 @contextlib.asynccontextmanager
 async def opened() -> AsyncIterator[LockClient]:
     asyncio.current_task().set_name("parent")
-    async with on_clock(LockClient(MemoryBackend(clock=LoopClock())), LoopClock()) as locks:
+    async with on_clock(LockClient(memory_on(LoopClock())), LoopClock()) as locks:
         yield locks
 
 

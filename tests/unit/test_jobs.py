@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -34,7 +34,7 @@ class Clients:
 
     def __init__(self):
         self.clock = LoopClock()
-        self.memory = MemoryBackend(clock=self.clock, tokens="counter")
+        self.memory = memory_on(self.clock, tokens="counter")
         self.store = FaultyBackend(self.memory)
         self.events = []
 
@@ -135,7 +135,7 @@ async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough(clients):
         def now(self):
             return super().now() * 1.01
 
-    clients.memory = MemoryBackend(clock=Quick(), tokens="counter")
+    clients.memory = memory_on(Quick(), tokens="counter")
     clients.store = FaultyBackend(clients.memory)
     async with clients.client() as locks:
         await nightly(locks)()
@@ -554,7 +554,8 @@ class Overtaking(MemoryBackend):
     """Executes the first renewal that it is sent after all others, and answers it then."""
 
     def __init__(self, clock, delay):
-        super().__init__(clock=clock, tokens="counter")
+        super().__init__(tokens="counter")
+        self._clock = clock
         self.delay, self.renewals = delay, 0
 
     async def renew(self, claims):
@@ -617,7 +618,7 @@ class RefusesTransfers(MemoryBackend):
 
 @in_virtual_time
 async def test_a_store_that_refuses_to_pass_a_grant_on_keeps_it_by_a_renewal(clients):
-    clients.store = clients.memory = RefusesTransfers(clock=clients.clock)
+    clients.store = clients.memory = memory_on(clients.clock, RefusesTransfers)
     async with clients.client() as locks:
         assert isinstance(await nightly(locks)(), Ran)
     assert OVER(now(), abs=0.1) == 1

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -26,7 +26,7 @@ NAMES = ("accounts/1", "accounts/2", "accounts/3")
 
 def make_client(store=None, **options):
     clock = LoopClock()
-    return on_clock(LockClient(store or MemoryBackend(clock=clock, tokens="counter"), **options), clock)
+    return on_clock(LockClient(store or memory_on(clock, tokens="counter"), **options), clock)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 from both_worlds import in_both_worlds
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from stays import PATIENCE
 from virtual_time import in_virtual_time, now, settle
 
@@ -66,7 +66,7 @@ def client(store: Away, **options) -> LockClient:
 
 
 def away(tries: float = math.inf, **options) -> Away:
-    return Away(tries, clock=LoopClock(), **options)
+    return memory_on(LoopClock(), Away, tries=tries, **options)
 
 
 def others() -> list[str]:

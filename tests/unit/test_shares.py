@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from inside import LoopClock, on_clock
+from inside import LoopClock, memory_on, on_clock
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -44,7 +44,7 @@ async def locks(store, seen):
 def in_virtual_locks(visit, **options):
     async def main():
         clock = LoopClock()
-        store = MemoryBackend(clock=clock, tokens="counter")
+        store = memory_on(clock, tokens="counter")
         async with on_clock(LockClient(store, **options), clock) as locks:
             await visit(locks)
 

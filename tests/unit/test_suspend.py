@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import tenacity
-from inside import BootClock, LoopClock, on_clock
+from inside import BootClock, LoopClock, memory_on, on_clock
 from patience import until
 from virtual_time import in_virtual_time, now, settle
 
@@ -45,7 +45,7 @@ class SuspendedClock(LoopClock):
 async def laptop(store: object | None = None) -> AsyncIterator[tuple[LockClient, SuspendedClock]]:
     clock = SuspendedClock()
     # the store's time goes on too, but the grants of these tests need not expire there
-    backend = store or MemoryBackend(clock=LoopClock())
+    backend = store or memory_on(LoopClock())
     async with on_clock(LockClient(backend), clock) as client:
         yield client, clock
 
@@ -103,7 +103,7 @@ async def test_a_lease_that_ends_after_the_suspend_ends_in_time():
 
 @in_virtual_time
 async def test_a_lease_that_outlives_the_suspend_is_renewed_within_a_second(caplog):
-    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+    async with laptop(store := FaultyBackend(memory_on(LoopClock()))) as (client, clock):
         lease = await client.lock("a", ttl=3600).acquire()
         await asyncio.sleep(1)
         clock.suspend(1800)
@@ -116,7 +116,7 @@ async def test_a_lease_that_outlives_the_suspend_is_renewed_within_a_second(capl
 
 @in_virtual_time
 async def test_a_lease_whose_renewal_is_away_ends_as_well():
-    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+    async with laptop(store := FaultyBackend(memory_on(LoopClock()))) as (client, clock):
         store.hang("renew")
         working = asyncio.create_task(body_until_lost(client, ttl=600))
         await asyncio.sleep(600 * 0.8 / 4 + 1)
@@ -143,7 +143,7 @@ async def test_the_holder_of_a_plain_handle_is_told_within_a_second():
 @in_virtual_time
 async def test_a_lease_that_joins_what_was_scheduled_before_a_suspend_is_renewed_in_time():
     """Nothing is held during the suspend, but the heartbeat still sleeps for a lease that was released."""
-    async with laptop(store := FaultyBackend(MemoryBackend(clock=LoopClock()))) as (client, clock):
+    async with laptop(store := FaultyBackend(memory_on(LoopClock()))) as (client, clock):
         lock = client.lock("a", ttl=86_400)
         beat = clock.now() + 86_400 * 0.8 / 4
         await (await lock.acquire()).release()
@@ -158,7 +158,7 @@ async def test_a_lease_that_joins_what_was_scheduled_before_a_suspend_is_renewed
 @pytest.mark.parametrize("queue", [True, False], ids=["in line", "back-off"])
 @in_virtual_time
 async def test_a_waiter_whose_patience_ended_in_a_suspend_gives_up_within_a_second(queue):
-    table = MemoryBackend(clock=LoopClock())
+    table = memory_on(LoopClock())
     async with laptop(NoAdvice(table) if queue else NoLine(table)) as (client, clock):
         async with on_clock(LockClient(table), LoopClock()) as other, other.lock("a"):
             lock = client.lock("a", wait=300, backoff=tenacity.wait_fixed(200))

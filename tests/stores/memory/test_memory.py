@@ -8,7 +8,7 @@ import random
 import time
 
 import pytest
-from inside import LINE_POLL
+from inside import LINE_POLL, memory_on
 
 from fencing_sdk import ConfigurationError, LockClient, connect
 from fencing_sdk.abc import Backend, Busy, Claim, Grant
@@ -37,7 +37,7 @@ class TestMemoryBackend(BackendSuite):
     @pytest.fixture
     def backend(self):
         self.clock = ManualClock()
-        return MemoryBackend(clock=self.clock)
+        return memory_on(self.clock)
 
     @pytest.fixture
     def reopen(self, backend):
@@ -50,7 +50,7 @@ class TestMemoryBackend(BackendSuite):
         self.clock.time += seconds
 
     async def restart(self, backend: Backend, reopen) -> Backend:
-        return MemoryBackend(clock=self.clock)
+        return memory_on(self.clock)
 
     async def revoke(self, backend: Backend, name: str) -> None:
         backend.take_away(name)
@@ -63,7 +63,7 @@ def clock():
 
 @pytest.fixture
 def backend(clock):
-    return MemoryBackend(clock=clock)
+    return memory_on(clock)
 
 
 async def test_clients_that_share_the_object_exclude_each_other_and_others_do_not():
