@@ -12,7 +12,6 @@ import unicodedata
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from urllib.parse import unquote
 
 import pytest
 from inside import memory_on
@@ -138,21 +137,6 @@ def elsewhere(claim, **changes):
 
 
 # Grants
-
-
-@caught_by("test_the_declared_powers_are_the_real_ones", queues=False)
-class HidesItsLine(Sound):
-    pass
-
-
-@caught_by("test_the_declared_powers_are_the_real_ones", hands_over=False)
-class HidesItsHandOver(Sound):
-    pass
-
-
-@caught_by("test_the_declared_powers_are_the_real_ones", shares=False)
-class HidesItsShares(Sound):
-    pass
 
 
 @caught_by("test_the_declared_powers_are_the_real_ones", notices=False)
@@ -410,20 +394,6 @@ class AnEmptyRenewalIsASyntaxError(Sound):
         return await super().renew(claims)
 
 
-@caught_by("test_every_claim_has_its_own_outcome_in_order")
-class RenewalStopsAtTheFirstRefusal(Sound):
-    async def renew(self, claims):
-        outcomes = await super().renew(claims)
-        stop = [*outcomes, Renewal.REFUSED].index(Renewal.REFUSED) + 1
-        return outcomes[:stop]
-
-
-@caught_by("test_every_claim_has_its_own_outcome_in_order")
-class RenewalAnswersInItsOwnOrder(Sound):
-    async def renew(self, claims):
-        return await super().renew(sorted(claims, key=lambda claim: claim.name))
-
-
 @caught_by("test_a_claim_may_be_renewed_twice_in_one_call")
 class RenewalForgetsDuplicates(Sound):
     async def renew(self, claims):
@@ -492,12 +462,6 @@ class ExpiresTooEarly(Sound):
 
     async def renew(self, claims):
         return await super().renew([elsewhere(claim, ttl=claim.ttl * 0.9) for claim in claims])
-
-
-@caught_by("test_an_odd_ttl_is_not_cut")
-class CutsTheTtlToSeconds(Sound):
-    async def acquire(self, claim):
-        return await super().acquire(elsewhere(claim, ttl=max(1, int(claim.ttl))))
 
 
 @caught_by("test_an_odd_ttl_is_not_cut")
@@ -685,17 +649,6 @@ class GrantsOnlyToThoseItWoke(Sound):
         return Busy() if getattr(waiter, "waits", False) else await super().acquire(claim)
 
 
-@caught_by("test_a_release_between_joining_and_waiting_is_not_missed")
-class AWakeUpIsNotKept(Sound):
-    def _wake_next(self, name):
-        waits = {waiter: waiter.notify for waiter in self._waiters}
-        for waiter in waits:
-            waiter.notify = lambda *_: None
-        super()._wake_next(name)
-        for waiter, notify in waits.items():
-            waiter.notify = notify
-
-
 @caught_by("test_the_line_is_served_in_order", "test_fifty_waiters_are_all_served_in_order")
 class LastComeFirstServed(Sound):
     def stand(self, claim, notify, *, hand_over):
@@ -714,14 +667,6 @@ class NewcomersOvertake(Sound):
             line.pop(claim.owner, None)
             self._table.lines[claim.name] = line
         return outcome
-
-
-@caught_by("test_a_newcomer_does_not_overtake_the_line")
-class NewcomersSpin(Sound):
-    async def acquire(self, claim):
-        outcome = await super().acquire(claim)
-        free = await self.inspect(claim.name) is None
-        return Busy(0.0) if free else outcome
 
 
 @caught_by("test_leaving_while_it_is_your_turn_passes_the_turn_on")
@@ -791,13 +736,6 @@ class HalfJoinedWaitersStay(Sound):
         return place
 
 
-@caught_by("test_a_holder_that_was_served_is_not_in_the_line_any_more")
-class LeavingTheLineGivesTheLockBack(Sound):
-    def _leave(self, waiter):
-        super()._leave(waiter)
-        self._table.release(waiter.claim, self._clock.now())
-
-
 @caught_by("test_each_name_has_a_line_of_its_own")
 class OneLineForAll(Sound):
     async def acquire(self, claim):
@@ -815,30 +753,12 @@ class WakesInsteadOfHandingOver(Sound):
             waiter.notify()
 
 
-@caught_by("test_a_release_hands_the_lock_over_with_its_token")
-class HandsOverWhatItDoesNotHold(Sound):
-    def _wake_next(self, name):
-        owner = self._table.next_in_line(name, self._clock.now())
-        waiter = None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
-        if waiter is not None:
-            waiter.notify(Grant(2**52) if waiter.hands_over else None)
-
-
 @caught_by("test_a_lock_that_was_released_before_the_waiter_joined_is_handed_over")
 class JoinsWithoutALook(Sound):
     def stand(self, claim, notify, *, hand_over):
         wake_next, self._wake_next = self._wake_next, lambda _name: None
         standing = super().stand(claim, notify, hand_over=hand_over)
         self._wake_next = wake_next
-        return standing
-
-
-@caught_by("test_a_lock_is_handed_over_in_the_order_of_arrival")
-class HandsOverToTheLast(Sound):
-    def stand(self, claim, notify, *, hand_over):
-        standing = super().stand(claim, notify, hand_over=hand_over)
-        if hand_over and claim.owner in self._table.lines.get(claim.name, {}):
-            self._table.lines[claim.name].move_to_end(claim.owner, last=False)
         return standing
 
 
@@ -900,17 +820,6 @@ class TellsForEver(Sound):
     def on_loss(self, notice):
         super().on_loss(notice)
         return lambda: None
-
-
-@caught_by("test_notices_stop_when_nobody_wants_them")
-class StoppingTwiceIsAnError(Sound):
-    def on_loss(self, notice):
-        stops = [super().on_loss(notice)]
-
-        def stop():
-            stops.pop()()  # fails when it is called again
-
-        return stop
 
 
 # Operators
@@ -1031,13 +940,6 @@ class RevokesEveryPermit(Sound):
 
 
 @caught_by("test_a_store_out_of_reach_is_an_error_of_ours")
-class LeaksTheDriversError(Sound):
-    def _reach(self, operation):
-        if not self.reachable:
-            raise ConnectionError("refused")
-
-
-@caught_by("test_a_store_out_of_reach_is_an_error_of_ours")
 class HidesTheCause(Sound):
     def _reach(self, operation):
         if not self.reachable:
@@ -1101,21 +1003,6 @@ class NormalizesUnicode(mangles(lambda name: unicodedata.normalize("NFC", name))
     pass
 
 
-@caught_by("test_no_two_names_are_the_same_lock")
-class StripsSpaces(mangles(str.strip)):
-    pass
-
-
-@caught_by("test_no_two_names_are_the_same_lock")
-class CutsLongNames(mangles(lambda name: name[:511])):
-    pass
-
-
-@caught_by("test_no_two_names_are_the_same_lock")
-class UnquotesNames(mangles(unquote)):
-    pass
-
-
 @caught_by("test_a_release_frees_one_name_alone")
 class ReleasesByPattern(Sound):
     async def release(self, claim):
@@ -1130,12 +1017,6 @@ class RefusesOddNames(Sound):
         if not claim.name.isprintable():
             raise BackendRefusedError("Broken", "acquire", "bad name")
         return await super().acquire(claim)
-
-
-@caught_by("test_a_label_is_shown_as_it_was_given")
-class TakesAnEmptyLabelForNone(Sound):
-    async def acquire(self, claim):
-        return await super().acquire(elsewhere(claim, label=claim.label or None))
 
 
 @caught_by("test_a_label_is_shown_as_it_was_given")
@@ -1213,14 +1094,6 @@ class TransfersByReleaseAndAcquisition(Sound):
         if await self.release(of) is not None:
             return Renewal.REFUSED
         return Grant(1) if isinstance(answer := await self.acquire(to), Busy) else answer
-
-
-@caught_by("test_a_share_passes_on_with_its_mode_and_its_number")
-class TheHeirHasANewShare(Sound):
-    async def transfer(self, of, to):
-        before = await self.holders(of.name)
-        answer = await super().transfer(of, to)
-        return replace(answer, permit=len(before)) if isinstance(answer, Grant) and of.mode.shared else answer
 
 
 # Shares
@@ -1360,16 +1233,6 @@ class ReadersOvertakeWriters(Sound):
         if line is not None:
             self._table.lines[claim.name] = line
         return answer
-
-
-@caught_by("test_all_readers_in_line_are_let_in_by_one_release")
-class AReaderDoesNotPassTheTurnOn(Sound):
-    async def acquire(self, claim):
-        wake, self._wake_next = self._wake_next, lambda _name: None
-        try:
-            return await super().acquire(claim)
-        finally:
-            self._wake_next = wake
 
 
 @caught_by("test_a_writer_that_gives_up_lets_the_readers_behind_it_in")
