@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from child_processes import children, end, guarded, spawn, state
+from child_processes import children, end, spawn, state
 from patience import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -72,10 +72,6 @@ def test_a_worker_that_is_stopped_does_not_outlive_tests_that_are_killed():
     wait_until(lambda: state(int(done.stdout)) in {"", "Z"}, what="the worker is dead")
 
 
-def test_a_command_is_what_it_was_behind_its_guard():
-    assert guarded(["etcd", "--version"])[-2:] == ["etcd", "--version"]
-
-
 SLOW = """
 import asyncio
 import pytest
@@ -107,11 +103,6 @@ def test_the_last_lines_name_what_was_left_out_and_the_load_if_tests_failed_by_t
     assert late.startswith(
         f"2 of 3 failed by time, on {os.cpu_count()} cores with a load of 1.5 in the last minute, 2.5 in"
     )
-
-
-def test_the_load_is_not_named_if_what_failed_was_wrong(tmp_path):
-    (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert 1 == 2\n")
-    assert last_lines(tmp_path) == []
 
 
 def last_lines(folder: Path) -> list[str]:
