@@ -204,7 +204,6 @@ def test_every_suite_of_scenarios_is_in_this_matrix():
     written = {
         node.name
         for path in (TESTS / "stores").glob("*.py")
-        if path.stem != "test_addresses_of_stores"  # a store is there several times, with TLS and without
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Suite")
     }

@@ -46,49 +46,6 @@ from fencing_sdk._values.tasks import SharedCall
 from fencing_sdk._values.url import read_seconds, refuse_url, split_url
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
 
-__all__ = [
-    "ALARM",
-    "BODY_LIMIT",
-    "GRANT",
-    "INVALID",
-    "KEEP_ALIVE",
-    "NOT_NOW",
-    "RANGE",
-    "RULES",
-    "STATUS",
-    "TIME_TO_LIVE",
-    "TXN",
-    "UNAUTHENTICATED",
-    "WATCH",
-    "Credentials",
-    "Entry",
-    "Gateway",
-    "GatewayReply",
-    "Json",
-    "KeyDeletion",
-    "LeaseNotFoundError",
-    "Login",
-    "StreamRequests",
-    "WatchAnswer",
-    "compared",
-    "decoded",
-    "delete",
-    "encoded",
-    "entries",
-    "error_of_failures",
-    "failure_by_code",
-    "make_gateway",
-    "nested",
-    "number",
-    "put",
-    "ranged",
-    "read_answer",
-    "read_url",
-    "read_watch_answer",
-    "responses",
-    "txn",
-]
-
 INVALID, NOT_FOUND, DENIED, EXHAUSTED, NOT_NOW, UNIMPLEMENTED, UNAUTHENTICATED = 3, 5, 7, 8, 9, 12, 16
 """Codes of gRPC."""
 

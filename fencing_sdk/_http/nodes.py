@@ -31,15 +31,6 @@ from fencing_sdk._values.tasks import retrieve
 from fencing_sdk._values.url import joined, read_hosts
 from fencing_sdk.errors import ConfigurationError
 
-__all__ = [
-    "PATIENCE",
-    "Endpoint",
-    "EndpointRules",
-    "Endpoints",
-    "NodeRace",
-    "read_endpoints",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:

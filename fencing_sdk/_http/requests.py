@@ -33,19 +33,6 @@ from fencing_sdk._values.tasks import Turns
 from fencing_sdk._values.url import joined
 from fencing_sdk.errors import ConfigurationError
 
-__all__ = [
-    "CONNECTIONS",
-    "HttpPool",
-    "RequestFailedError",
-    "RequestOutcome",
-    "UnreadableAnswerError",
-    "any_unknown",
-    "inherited",
-    "read_body",
-    "request_failed",
-    "to_json",
-]
-
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one for each call
 
 

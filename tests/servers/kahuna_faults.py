@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-_DRIP = 0.05
 _LATE: set[asyncio.Task[object]] = set()
 
 
@@ -25,7 +24,6 @@ class Fault:
     ``body``      *value* as the body of an HTTP 200
     ``redirect``  to *value*
     ``truncate``  the body ends in the middle
-    ``drip``      the body comes byte by byte
     ``endless``   the body does not end
     """
 
@@ -105,7 +103,7 @@ async def play(fault: Fault, request: web.Request, answer: web.Response | None) 
             return web.Response(body=fault.value.encode(), content_type="application/json")
         case "redirect":
             return web.Response(status=307, headers={"Location": fault.value})
-        case "truncate" | "drip" | "endless":
+        case "truncate" | "endless":
             return await _in_pieces(fault, request, body)
     return answer or web.json_response({"type": 101})
 
@@ -122,9 +120,6 @@ async def _in_pieces(fault: Fault, request: web.Request, body: bytes) -> web.Str
                 request.transport.close()
         while fault.act == "endless":
             await response.write(b" " * 4096)
-        for byte in body if fault.act == "drip" else b"":
-            await asyncio.sleep(_DRIP)
-            await response.write(bytes([byte]))
     return response
 
 

@@ -21,7 +21,6 @@ from local_ports import HOST, free_port
 from patience import wait_until
 from redis_server import ServerError
 from required_program import missing
-from zookeeper_network import MemberNetwork
 
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
@@ -78,8 +77,6 @@ class ZooKeeperServer(ServerProcess):
     """
     One server, alone or as a member of an ensemble; *settings* are lines of its configuration.
 
-    `prefix` stands before its command, as the words of ``env`` do.
-
     The methods block for as long as a JVM needs to start; in a test whose loop must go on, call them with
     ``asyncio.to_thread``.
     """
@@ -89,7 +86,6 @@ class ZooKeeperServer(ServerProcess):
     ) -> None:
         self.settings = list(settings)
         self.jvm = list(jvm)
-        self.prefix: list[str] = []
         self.member = member
         self.tick_ms = tick_ms
         self.sync_ticks = SYNC_TICKS
@@ -113,7 +109,7 @@ class ZooKeeperServer(ServerProcess):
         (self.folder / "data").mkdir(exist_ok=True)
         (self.folder / "data" / "myid").write_text(f"{self.member}\n")
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        command = [*self.prefix, "java", *_JVM, *self.jvm, "-cp", CLASSES, main, str(self.folder / "conf")]
+        command = ["java", *_JVM, *self.jvm, "-cp", CLASSES, main, str(self.folder / "conf")]
         self._process = spawn(command, folder=self.folder, log=self.folder / "log")
 
     def await_ready(self) -> Self:
@@ -214,7 +210,7 @@ def _with_counter(snapshot: bytes, path: bytes, created: int) -> bytes:
 
 
 class ZooKeeperEnsemble:
-    """Three members that elect a leader, perhaps by way of a network that can be split."""
+    """Three members that elect a leader."""
 
     def __init__(
         self,
@@ -222,14 +218,13 @@ class ZooKeeperEnsemble:
         size: int = 3,
         tick_ms: int = TICK_MS,
         sync_ticks: int = SYNC_TICKS,
-        network: MemberNetwork | None = None,
     ) -> None:
         self.members = [ZooKeeperServer(member=number, tick_ms=tick_ms) for number in range(1, size + 1)]
         for member in self.members:
             member.sync_ticks = sync_ticks
         lines = [f"server.{member.member}={HOST}:{free_port()}:{free_port()}" for member in self.members]
         for member in self.members:
-            member.settings += lines if network is None else network.lines(member.member)
+            member.settings += lines
 
     @property
     def addresses(self) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
+from kazoo.protocol.serialization import Create2, Delete, Exists
 from stays import PATIENCE, eventually
 
 from fencing_sdk import LockClient
@@ -17,9 +18,6 @@ from fencing_sdk.backends.zookeeper.driver import (
     ConnectionNews,
     KazooDriver,
     NodeEnds,
-    create_persistent,
-    delete,
-    exists,
 )
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 from fencing_sdk.errors import BackendUnavailableError
@@ -45,18 +43,18 @@ class Operator:
         """Delete *nodes*; without any, the whole folder of a lock."""
         session = await self.session()
         for node in nodes or await self.line(name):
-            await session.call(delete(f"{self._paths.folder(name)}/{node}"))
+            await session.call(Delete(f"{self._paths.folder(name)}/{node}", -1))
         if not nodes:
-            await session.call(delete(self._paths.folder(name)))
+            await session.call(Delete(self._paths.folder(name), -1))
 
     async def keep_folder(self, name: str) -> None:
         """Let the folder of a lock be there, and not be removed because nobody uses the lock."""
         session = await self.session()
         await self._backend._recipe._make_folder(session, name)
-        await session.call(create_persistent(f"{self._paths.folder(name)}/not-ours", ALL_CLIENTS))
+        await session.call(Create2(f"{self._paths.folder(name)}/not-ours", b"", ALL_CLIENTS, 0))
 
     async def has_folder(self, name: str) -> bool:
-        return await (await self.session()).call(exists(self._paths.folder(name))) is not None
+        return await (await self.session()).call(Exists(self._paths.folder(name), None)) is not None
 
     async def stands(self, name: str, number: int) -> None:
         """Wait until so many hold or wait."""

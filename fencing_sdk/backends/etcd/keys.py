@@ -32,16 +32,6 @@ from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode,
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
 
-__all__ = [
-    "DEFAULT_PREFIX",
-    "EtcdKeys",
-    "LineKey",
-    "check_prefix",
-    "phase_token",
-    "phase_value",
-    "value_of",
-]
-
 DEFAULT_PREFIX = "fencing/"
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _DIGEST = 32

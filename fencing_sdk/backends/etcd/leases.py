@@ -51,15 +51,6 @@ from fencing_sdk.backends._shared.node_line import refusal
 from fencing_sdk.backends.etcd.line import BACKEND, BATCH, EtcdLine, EtcdRequests, Standing
 from fencing_sdk.errors import BackendError, BackendUnavailableError
 
-__all__ = [
-    "LATE_ARRIVAL",
-    "EtcdRenewals",
-    "HeldKey",
-    "PendingDeletes",
-    "SharedLease",
-    "SharedLeases",
-]
-
 T = TypeVar("T")
 SPARE = 0.5
 """Seconds by which a lease is at least longer than the ttl of its locks."""

@@ -52,15 +52,6 @@ from fencing_sdk.backends._shared.rules import free_permit
 from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey, phase_token, phase_value, value_of
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
-__all__ = [
-    "BACKEND",
-    "BATCH",
-    "EtcdLine",
-    "EtcdRequests",
-    "Standing",
-    "unreadable",
-]
-
 BACKEND = "EtcdBackend"
 
 

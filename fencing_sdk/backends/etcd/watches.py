@@ -50,12 +50,6 @@ from fencing_sdk.backends.etcd.leases import SharedLeases
 from fencing_sdk.backends.etcd.line import EtcdLine, unreadable
 from fencing_sdk.errors import BackendError, LossReason
 
-__all__ = [
-    "EtcdLossWatcher",
-    "EtcdWaiter",
-    "EtcdWaiters",
-]
-
 _FIRST_PAUSE = 0.05
 _LAST_PAUSE = 2.0
 

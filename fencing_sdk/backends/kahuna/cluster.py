@@ -43,24 +43,6 @@ from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
-__all__ = [
-    "BACKEND",
-    "GET_INFO",
-    "HEALTH",
-    "PLACEMENT",
-    "TRY_EXTEND",
-    "TRY_LOCK",
-    "TRY_UNLOCK",
-    "AnswerType",
-    "KahunaAnswer",
-    "KahunaCluster",
-    "body_of",
-    "error_of_answer",
-    "error_of_failures",
-    "read_nodes",
-    "warnings_of",
-]
-
 TRY_LOCK = "/v1/locks/try-lock"
 TRY_EXTEND = "/v1/locks/try-extend"
 TRY_UNLOCK = "/v1/locks/try-unlock"

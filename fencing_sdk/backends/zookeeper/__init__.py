@@ -50,6 +50,7 @@ from fencing_sdk._values.claim import (
     safe_segment,
 )
 from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk._values.drivers import imported_from
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.url import decoded, option_names, read_hosts, read_seconds, read_switch, refuse_url, split_url
 from fencing_sdk.abc import LossNotice, WaiterNotice
@@ -64,7 +65,7 @@ from fencing_sdk.backends._shared.error_translation import (
 from fencing_sdk.backends._shared.losses import with_reasons
 from fencing_sdk.backends._shared.node_line import holding, refusal
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
-from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS, BACKEND, CREATOR, ZooKeeperSettings, kazoo_errors
+from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS, BACKEND, CREATOR, ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.ends import CleanUp, ZooKeeperLossWatcher, ZooKeeperRenewals
 from fencing_sdk.backends.zookeeper.nodes import (
     Line,
@@ -84,6 +85,9 @@ from fencing_sdk.backends.zookeeper.requests import Read, Recipe
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession, ZooKeeperSessions
 from fencing_sdk.backends.zookeeper.waiters import ZooKeeperWaitQueue
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError, shown
+
+with imported_from("zookeeper", "kazoo"):
+    import kazoo.exceptions as kazoo_errors
 
 __all__ = ["ZooKeeperBackend", "from_url"]
 

@@ -1,9 +1,8 @@
 """
 One session of kazoo's client: in one thread of its own, which calls back and never blocks the loop.
 
-kazoo is known in this module alone. Four things have no public name in kazoo: sending a request that it has no method
+Four things have no public name in kazoo: sending a request that it has no method
 for, the timeout that the server has granted, the line of what is still to be sent, and what it makes of an answer.
-A request to create a container is made up here.
 
 Where there are several servers, the first tries give each of them little time, and one that hung is tried after all
 others: a server that hangs must not cost what is left of a lease. When as many tries as there are servers have hung,
@@ -34,162 +33,21 @@ from fencing_sdk._values.url import joined
 
 with imported_from("zookeeper", "kazoo"):
     from kazoo.client import KazooClient
-import kazoo.exceptions as kazoo_errors
 from kazoo.exceptions import (
     AuthFailedError,
-    BadVersionError,
     ConnectionDropped,
     ConnectionLoss,
-    NodeExistsError,
     NoNodeError,
     SessionExpiredError,
-    UnimplementedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.serialization import (
-    CheckVersion,
-    Create,
-    Create2,
-    Delete,
-    Exists,
-    GetChildren2,
-    GetData,
-    SetData,
-    Sync,
-    Transaction,
-)
-from kazoo.protocol.states import EventType, KazooState
-from kazoo.protocol.states import ZnodeStat as Stat
+from kazoo.protocol.serialization import Delete
+from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-__all__ = [
-    "ALL_CLIENTS",
-    "BACKEND",
-    "CREATOR",
-    "KAZOO",
-    "BadVersionError",
-    "ConnectionNews",
-    "Dial",
-    "Identity",
-    "KazooDriver",
-    "NoNodeError",
-    "NodeEnds",
-    "NodeExistsError",
-    "Stat",
-    "UnimplementedError",
-    "ZooKeeperSettings",
-    "children",
-    "create_container",
-    "create_in_line",
-    "create_persistent",
-    "delete",
-    "delete_with_note",
-    "exists",
-    "get",
-    "is_deletion",
-    "kazoo_errors",
-    "replace",
-    "set_data",
-    "set_if_there",
-    "sync",
-]
-
 ALL_CLIENTS: Sequence[object] = tuple(OPEN_ACL_UNSAFE)
 CREATOR: Sequence[object] = tuple(CREATOR_ALL_ACL)
-
-_EPHEMERAL = 1
-_SEQUENTIAL = 2
-_CONTAINER = 4
-
-
-class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
-    """A node that the server removes some time after its last child has gone. kazoo has no method for it."""
-
-    type = 19
-
-
-def create_in_line(path: str, data: bytes, acl: Sequence[object]) -> object:
-    """An ephemeral node with the next number of its folder at the end of *path*; answers path and `Stat`."""
-    return Create2(path, data, acl, _EPHEMERAL | _SEQUENTIAL)
-
-
-def create_container(path: str, acl: Sequence[object]) -> object:
-    """A node that the server removes some time after its last child has gone."""
-    return _CreateContainer(path, b"", acl, _CONTAINER)
-
-
-def create_persistent(path: str, acl: Sequence[object]) -> object:
-    """A node that stays."""
-    return Create2(path, b"", acl, 0)
-
-
-def replace(old: str, new: str, data: bytes, acl: Sequence[object], *also: object) -> object:
-    """
-    Delete one node and create an ephemeral one, both or neither; answers a list that holds no error if both.
-
-    *also* are requests that are carried out in the same step.
-    """
-    return Transaction([Delete(old, -1), Create(new, data, acl, _EPHEMERAL), *also])
-
-
-def set_data(path: str, data: bytes, version: int) -> object:
-    """Set the data of a node, if that has this *version*."""
-    return SetData(path, data, version)
-
-
-def set_if_there(path: str, data: bytes, version: int, there: str) -> object:
-    """
-    Set the data of a node, if that has this *version* and the node *there* exists.
-
-    Answers a list: the second entry is the `Stat` of the node, or the list holds errors.
-    """
-    return Transaction([CheckVersion(there, -1), SetData(path, data, version)])
-
-
-def delete_with_note(nodes: Sequence[tuple[str, int]], folder: str, note: bytes, folder_version: int) -> object:
-    """Delete *nodes* and set the data of another one: all, or nothing if a version has changed since it was read."""
-    return Transaction([SetData(folder, note, folder_version), *(Delete(*node) for node in nodes)])
-
-
-def delete(path: str) -> object:
-    """Fails with `NoNodeError` if the node is not there."""
-    return Delete(path, -1)
-
-
-def sync(path: str) -> object:
-    """Answered by way of the leader, so that no later request gets an older answer."""
-    return Sync(path)
-
-
-def exists(path: str) -> object:
-    """Answers a `Stat` or None."""
-    return Exists(path, None)
-
-
-def children(path: str, watch: Callable[[object], None] | None = None) -> object:
-    """
-    Answers the names of the nodes in a folder, and the `Stat` of the folder.
-
-    *watch* is called once, as for `get`, when one comes or goes.
-    """
-    return GetChildren2(path, watch)
-
-
-def get(path: str, watch: Callable[[object], None] | None = None) -> object:
-    """
-    Answers the data and the `Stat`, or fails with `NoNodeError`.
-
-    *watch* is called once, in the driver's thread, when the node goes or the connection breaks. A
-    node that is not there is not watched: one that never comes would be watched for ever.
-    """
-    return GetData(path, watch)
-
-
-def is_deletion(event: object) -> bool:
-    """Return whether a watch was called because its node has gone, and not because the connection has."""
-    return bool(getattr(event, "type", None) == EventType.DELETED)
-
 
 Address = tuple[str, int]
 
@@ -492,7 +350,7 @@ class KazooDriver:
         """Delete the nodes that the loop has not prolonged in time; return the seconds until the next look."""
         due, following = self._ends.take_due()
         for path in due:
-            self.ask(delete(path), partial(self._given_up, path))
+            self.ask(Delete(path, -1), partial(self._given_up, path))
         return following
 
     def _given_up(self, path: str, answer: Any) -> None:

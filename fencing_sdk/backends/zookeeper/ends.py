@@ -31,22 +31,19 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import GetData
+from kazoo.protocol.states import EventType
+
 from fencing_sdk._values.claim import LOCK, Claim, Renewal
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
 from fencing_sdk.backends._shared.losses import LossNotices, reason_for
 from fencing_sdk.backends._shared.node_line import holds, refusal
-from fencing_sdk.backends.zookeeper.driver import NoNodeError, get, is_deletion
 from fencing_sdk.backends.zookeeper.nodes import Key, Line, OwnNode, OwnNodes, is_of, key_of, mark_of
 from fencing_sdk.backends.zookeeper.requests import Recipe
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession, ZooKeeperSessions
 from fencing_sdk.errors import LossReason
-
-__all__ = [
-    "CleanUp",
-    "ZooKeeperLossWatcher",
-    "ZooKeeperRenewals",
-]
 
 _MOMENT = 0.05
 """Seconds after which a grant is watched."""
@@ -82,7 +79,7 @@ class ZooKeeperLossWatcher(LossNotices):
             return
         events: list[object] = []
         watch = own_node.session.watched(self._on_event, own_node, events)
-        answer = own_node.session.call(get(own_node.path, watch))
+        answer = own_node.session.call(GetData(own_node.path, watch))
         answer.add_done_callback(partial(self._on_watched, own_node, events, own_node.session.connections))
 
     def _on_watched(
@@ -99,7 +96,7 @@ class ZooKeeperLossWatcher(LossNotices):
     def _on_event(self, own_node: OwnNode, events: list[object], event: object) -> None:
         events.append(event)
         own_node.watched_on = 0
-        if not own_node.over and is_deletion(event):
+        if not own_node.over and getattr(event, "type", None) == EventType.DELETED:
             self._tasks.start(self._look(own_node))
         else:  # changed, but there; or the connection broke, and the next one watches again
             self.watch(own_node)

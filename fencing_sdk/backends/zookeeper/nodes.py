@@ -35,34 +35,13 @@ from operator import attrgetter
 from types import MappingProxyType
 from urllib.parse import unquote
 
+from kazoo.protocol.states import ZnodeStat as Stat
+
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode, Permit, safe_segment
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends._shared.waiters import WakeUp
-from fencing_sdk.backends.zookeeper.driver import Stat
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
-
-__all__ = [
-    "Key",
-    "Line",
-    "LineNode",
-    "OwnNode",
-    "OwnNodes",
-    "Paths",
-    "in_line",
-    "is_of",
-    "key_of",
-    "mark_of",
-    "noted",
-    "phase_of",
-    "read_holder",
-    "read_notes",
-    "read_token",
-    "rewritten",
-    "with_phase",
-    "without_place",
-    "written",
-]
 
 _MARK = 32
 _NODE = re.compile(

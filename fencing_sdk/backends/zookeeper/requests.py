@@ -15,27 +15,24 @@ from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Create2,
+    Delete,
+    Exists,
+    GetChildren2,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
+from kazoo.protocol.states import ZnodeStat as Stat
+
 from fencing_sdk._values.claim import Claim
 from fencing_sdk._values.tasks import SharedBatches
-from fencing_sdk.backends.zookeeper.driver import (
-    BadVersionError,
-    NodeExistsError,
-    NoNodeError,
-    Stat,
-    UnimplementedError,
-    ZooKeeperSettings,
-    children,
-    create_container,
-    create_in_line,
-    create_persistent,
-    delete,
-    delete_with_note,
-    exists,
-    get,
-    replace,
-    set_if_there,
-    sync,
-)
+from fencing_sdk.backends.zookeeper.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.nodes import (
     Line,
     LineNode,
@@ -56,6 +53,15 @@ _LOOKS = 1000
 """Lines that are looked at together."""
 _TRIES = 3
 """The server may delete the folder of a lock that is not in use just when it was made or found."""
+
+
+_EPHEMERAL, _SEQUENTIAL, _CONTAINER = 1, 2, 4
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
+    """A node that the server removes some time after its last child has gone. kazoo has no method for it."""
+
+    type = 19
 
 
 class Found(NamedTuple):
@@ -94,9 +100,9 @@ class Recipe:
     async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, Line]:
         """Create a node at the end of the line, and look at the line."""
         for last in range(1, _TRIES + 1):
-            request = create_in_line(self.paths.stem(claim, session.id), written(claim), self._acl)
+            request = Create2(self.paths.stem(claim, session.id), written(claim), self._acl, _EPHEMERAL | _SEQUENTIAL)
             created = session.create(request, claim.ttl)
-            listed = session.call(children(self.paths.folder(claim.name)))
+            listed = session.call(GetChildren2(self.paths.folder(claim.name), None))
             try:
                 path, stat = await created
             except (NoNodeError, NodeExistsError) as error:
@@ -118,7 +124,7 @@ class Recipe:
     async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str], stat: Stat) -> Line:
         """Sort the nodes of a lock. For those whose number shows no place, ask what created them."""
         folder = self.paths.folder(name)
-        asked = {node: session.call(exists(f"{folder}/{node}")) for node in without_place(names)}
+        asked = {node: session.call(Exists(f"{folder}/{node}", None)) for node in without_place(names)}
         found: dict[str, Stat | None] = {node: await one for node, one in asked.items()}
         line = Line(in_line(names, {node: each.czxid for node, each in found.items() if each is not None}))
         line.noted = stat.dataLength > 0
@@ -127,14 +133,14 @@ class Recipe:
     async def _make_folder(self, session: ZooKeeperSession, name: str) -> None:
         folder = self.paths.folder(name)
         try:
-            await self._create(session, create_container(folder, self._acl))
+            await self._create(session, _CreateContainer(folder, b"", self._acl, _CONTAINER))
         except NoNodeError:
             for path in self.paths.parents():
-                if await session.call(exists(path)) is None:
-                    await self._create(session, create_persistent(path, self._acl))
-            await self._create(session, create_container(folder, self._acl))
+                if await session.call(Exists(path, None)) is None:
+                    await self._create(session, Create2(path, b"", self._acl, 0))
+            await self._create(session, _CreateContainer(folder, b"", self._acl, _CONTAINER))
         except UnimplementedError:  # before ZooKeeper 3.5.3: a folder for each name stays for ever
-            await self._create(session, create_persistent(folder, self._acl))
+            await self._create(session, Create2(folder, b"", self._acl, 0))
 
     async def _create(self, session: ZooKeeperSession, request: object) -> None:
         with suppress(NodeExistsError):
@@ -151,12 +157,12 @@ class Recipe:
 
     async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> Line:
         """The line; *call* is made when a node comes or goes."""
-        return await self._in_line(session, name, *await session.call(children(self.paths.folder(name), call)))
+        return await self._in_line(session, name, *await session.call(GetChildren2(self.paths.folder(name), call)))
 
     async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[Line]:
         """Many lines at once, and one for names that stand there more than once: those of readers and permits."""
-        synced = session.call(sync(self.paths.root))
-        listed = {name: session.call(children(self.paths.folder(name))) for name in dict.fromkeys(names)}
+        synced = session.call(Sync(self.paths.root))
+        listed = {name: session.call(GetChildren2(self.paths.folder(name), None)) for name in dict.fromkeys(names)}
         await synced
         lines: dict[str, Line] = {}
         for name, asked in listed.items():
@@ -168,15 +174,15 @@ class Recipe:
 
     async def born(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[int | None]:
         """For many nodes, the transaction that created each, or None where there is none."""
-        synced = session.call(sync(self.paths.root))
-        asked = [session.call(exists(path)) for path in paths]
+        synced = session.call(Sync(self.paths.root))
+        asked = [session.call(Exists(path, None)) for path in paths]
         await synced
         stats: list[Stat | None] = [await one for one in asked]
         return [None if stat is None else stat.czxid for stat in stats]
 
     async def read(self, session: ZooKeeperSession, path: str) -> tuple[bytes, Stat]:
         """The data of a node, and the record about it."""
-        data, stat = await session.call(get(path))
+        data, stat = await session.call(GetData(path, None))
         return data, stat
 
     async def find(self, session: ZooKeeperSession, claim: Claim, path: str) -> Found:
@@ -187,8 +193,8 @@ class Recipe:
 
     async def names(self, session: ZooKeeperSession) -> list[str]:
         """The folders of all locks, sorted. ZooKeeper answers with all of them at once."""
-        synced = session.call(sync(self.paths.root))
-        listed = session.call(children(self.paths.root))
+        synced = session.call(Sync(self.paths.root))
+        listed = session.call(GetChildren2(self.paths.root, None))
         await synced
         try:
             names, _ = await listed
@@ -198,7 +204,7 @@ class Recipe:
 
     async def read_all(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[Read | None]:
         """Read many nodes; None for those that are not there."""
-        asked = [session.call(get(path)) for path in paths]
+        asked = [session.call(GetData(path, None)) for path in paths]
         found: list[Read | None] = []
         for path, one in zip(paths, asked, strict=True):
             try:
@@ -210,7 +216,9 @@ class Recipe:
     async def end(self, session: ZooKeeperSession, nodes: Sequence[Read], folder: Read, note: bytes) -> bool:
         """Delete nodes and write a *note* into their folder; False, and nothing is changed: one of them has changed."""
         versions = [(node.path, node.stat.version) for node in nodes]
-        request = delete_with_note(versions, folder.path, note, folder.stat.version)
+        request = Transaction(
+            [SetData(folder.path, note, folder.stat.version), *(Delete(*version) for version in versions)]
+        )
         problems = [outcome for outcome in await session.call(request) if isinstance(outcome, Exception)]
         if any(isinstance(problem, BadVersionError | NoNodeError) for problem in problems):
             return False
@@ -221,7 +229,7 @@ class Recipe:
     async def watch(self, session: ZooKeeperSession, path: str, call: Callable[[object], None]) -> bool:
         """Have *call* made when a node goes; False when it has gone already."""
         try:
-            await session.call(get(path, call))
+            await session.call(GetData(path, call))
         except NoNodeError:
             return False
         return True
@@ -229,7 +237,7 @@ class Recipe:
     async def remove(self, session: ZooKeeperSession, path: str) -> bool:
         """Delete a node; False when it was not there."""
         try:
-            await session.call(delete(path))
+            await session.call(Delete(path, -1))
         except NoNodeError:
             session.ends.drop(path)
             return False
@@ -260,8 +268,10 @@ class Recipe:
         self, session: ZooKeeperSession, old: str, new: str, claim: Claim, *, data: bytes, token: int
     ) -> Found:
         session.ends.begin(new, claim.ttl)
-        replaced = session.call(replace(old, new, rewritten(data, claim, token), self._acl))
-        found = session.call(exists(new))
+        replaced = session.call(
+            Transaction([Delete(old, -1), Create(new, rewritten(data, claim, token), self._acl, _EPHEMERAL)])
+        )
+        found = session.call(Exists(new, None))
         _raise_first(await replaced)
         stat = await found
         if stat is None:
@@ -278,7 +288,9 @@ class Recipe:
     ) -> bool:
         """Begin a phase with this *token*, or end it, while the node *there* exists; False: the folder has changed."""
         data = with_phase(before.data, token)
-        outcomes = await session.call(set_if_there(self.paths.folder(name), data, before.version, there))
+        outcomes = await session.call(
+            Transaction([CheckVersion(there, -1), SetData(self.paths.folder(name), data, before.version)])
+        )
         if any(isinstance(outcome, BadVersionError) for outcome in outcomes):
             return False
         _raise_first(outcomes)

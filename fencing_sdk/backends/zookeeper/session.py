@@ -35,12 +35,6 @@ from fencing_sdk.backends.zookeeper.driver import (
     ZooKeeperSettings,
 )
 
-__all__ = [
-    "MOST_SESSIONS",
-    "ZooKeeperSession",
-    "ZooKeeperSessions",
-]
-
 _WINDOW = 100
 """Requests under way at once. The driver is woken by a byte for each, through a pipe that takes 278 of them."""
 _SILENCE = 1 / 5

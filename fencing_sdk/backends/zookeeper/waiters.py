@@ -23,12 +23,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
+from kazoo.exceptions import NoNodeError
+
 from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Mode, Permit
 from fencing_sdk._values.tasks import SharedBatches, ask_by_name, move_on_after
 from fencing_sdk.backends._shared.node_line import Permits, rival_of
 from fencing_sdk.backends._shared.rules import free_permit
 from fencing_sdk.backends._shared.waiters import FirstAsks, UnansweredRequests, WakeUp
-from fencing_sdk.backends.zookeeper.driver import BACKEND, NoNodeError
+from fencing_sdk.backends.zookeeper.driver import BACKEND
 from fencing_sdk.backends.zookeeper.ends import CleanUp
 from fencing_sdk.backends.zookeeper.nodes import Line, LineNode, OwnNode, OwnNodes, in_line, is_of, key_of, mark_of
 from fencing_sdk.backends.zookeeper.requests import Found, Recipe

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from etcd_server import EtcdCluster, b64
-from etcd_stage import ask_first, backend_on, count_of_keys, granted, keep_no_lease_alive_first, keys, waiters
+from etcd_stage import ask_first, backend_on, count_of_keys, granted, keep_no_lease_alive_first, keys
 from event_log import CLOCK
 from fault_proxy import FaultProxy
 from patience import until
@@ -41,63 +41,7 @@ TAKEN_AWAY = {LossReason.REFUSED, LossReason.REVOKED}
 # The client stands still
 
 
-async def test_a_process_that_stood_still_past_its_ttl_finds_its_lease_gone(etcd_server: EtcdCluster):
-    async with waiters(etcd_server.url, "a", ttl=3) as frozen, opened(etcd_server.url) as (locks, _):
-        held = await frozen.heard("held")
-        frozen.stop()
-        async with locks.lock("a", wait=20) as lease:
-            assert lease.token > held["token"]
-            frozen.go_on()
-            lost = await frozen.heard("lost")
-            assert lost["token"] == held["token"]
-            lease.check()
-
-
-async def test_a_waiter_that_stood_still_past_its_ttl_stands_in_line_again(etcd_server: EtcdCluster):
-    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a", ttl=30)) as first:
-        async with waiters(etcd_server.url, "a", ttl=3) as frozen:
-            await count_of_keys(etcd_server, "a", 2)
-            frozen.stop()
-            await count_of_keys(etcd_server, "a", 1)
-            second = Stay(locks.lock("a"))
-            await count_of_keys(etcd_server, "a", 2)
-            frozen.go_on()
-            await count_of_keys(etcd_server, "a", 3)
-            await first.end()
-            await second.begun()
-            assert not any(said["kind"] == "held" for said in frozen.said)
-            await second.end()
-            assert (await frozen.heard("held"))["token"] > second.token
-
-
 # Something happens behind the holder's back
-
-
-async def test_the_key_of_one_lock_is_deleted_and_the_others_of_its_lease_go_on(etcd_server: EtcdCluster):
-    async with opened(etcd_server.url) as (locks, log):
-        async with staying(locks.lock("a", ttl=10, heartbeat_interval=0.2)) as lost:
-            async with staying(locks.lock("b", ttl=10, heartbeat_interval=0.2)) as kept:
-                await asyncio.to_thread(etcd_server.delete, "fencing/a/")
-                await lost.over()
-                assert lost.lost in TAKEN_AWAY
-                renewed = len(log.of(Renewed))
-                await log.seen(Renewed, renewed + 2)
-                assert len(await asyncio.to_thread(etcd_server.leases)) == 1
-                await kept.end()
-
-
-async def test_a_lease_that_is_revoked_takes_its_locks_along_and_the_next_lock_has_another(etcd_server: EtcdCluster):
-    async with opened(etcd_server.url) as (locks, _):
-        stays = [Stay(locks.lock(name, ttl=10, heartbeat_interval=0.2)) for name in "abc"]
-        for stay in stays:
-            await stay.begun()
-        (lease,) = await asyncio.to_thread(etcd_server.leases)
-        await etcd_server.command("lease/revoke", {"ID": lease})
-        for stay in stays:
-            await stay.over()
-            assert stay.lost in TAKEN_AWAY
-        async with locks.lock("a", ttl=10) as again:
-            assert again.token > stays[0].token
 
 
 async def test_a_renewal_is_refused_when_the_key_is_gone_although_its_lease_lives(etcd: EtcdBackend, etcd_server):

@@ -11,28 +11,23 @@ from typing import Any
 import pytest
 from etcd_server import EtcdCluster
 from etcd_stage import count_of_keys, granted, keys
-from inside import BootClock, holder_of
+from inside import holder_of
 from patience import until
 
 from fencing_sdk._etcd import (
-    Entry,
     GatewayReply,
     LeaseNotFoundError,
-    decoded,
     encoded,
-    entries,
     error_of_failures,
-    number,
     read_answer,
-    responses,
 )
-from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError
+from fencing_sdk._http.requests import RequestFailedError, RequestOutcome
 from fencing_sdk._values.tasks import SharedBatches, SharedCall, ask_by_name
-from fencing_sdk._values.timing import DRIFT, MAX_TTL
+from fencing_sdk._values.timing import DRIFT
 from fencing_sdk.abc import Busy, Claim, Renewal
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys, LineKey
-from fencing_sdk.backends.etcd.leases import LATE_ARRIVAL, PendingDeletes, SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.leases import PendingDeletes, SharedLease, SharedLeases
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 from fencing_sdk.testing.promises.grants import ODD_NAMES
 from fencing_sdk.testing.promises.under_test import in_line
@@ -41,39 +36,6 @@ pytest_plugins = ["etcd_fixtures"]
 
 
 # What the etcd backend decides without a server: JSON, keys, leases, pending deletes, options.
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"kvs": 5},
-        {"kvs": [5]},
-        {"kvs": [{}]},
-        {"kvs": [{"key": "YQ==", "create_revision": "x", "mod_revision": "1"}]},
-        {"kvs": [{"key": "YQ==", "create_revision": True, "mod_revision": "1"}]},
-        {"kvs": [{"key": "!", "create_revision": "1", "mod_revision": "1"}]},
-        {"kvs": [{"key": "YQ==", "create_revision": "0", "mod_revision": "1"}]},
-    ],
-)
-def test_what_is_no_list_of_keys_is_not_read_as_one(fields):
-    with pytest.raises(UnreadableAnswerError):
-        entries(fields, Entry)
-
-
-def test_numbers_are_texts_and_zero_is_left_out():
-    assert [number({"TTL": "7"}, "TTL"), number({"TTL": 7}, "TTL"), number({}, "TTL")] == [7, 7, 0]
-    assert decoded("YQ==") == b"a"
-    with pytest.raises(UnreadableAnswerError):
-        responses({"responses": [{}]}, 2)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"5", b"null", b"<html>", b"\xff", b"[" * 100_000])
-def test_what_is_no_answer_of_etcd_says_nothing(body):
-    with pytest.raises(UnreadableAnswerError):
-        read_answer(body, 200)
-    with pytest.raises(RequestFailedError) as rejected:
-        read_answer(body, 404)
-    assert rejected.value.outcome is RequestOutcome.REJECTED
 
 
 @pytest.mark.parametrize(
@@ -117,12 +79,6 @@ def test_the_owner_id_is_in_no_key():
     assert LineKey(key, b'{"label":"x"}', 7, 7, 1).holder("a", 5.0).id == holder_of(claim.owner)
 
 
-@pytest.mark.parametrize("value", [b"", b"5", b"[]", b'{"label":5}', b"\xff"])
-def test_a_key_of_another_program_is_not_shown_as_a_holder(value):
-    with pytest.raises(UnreadableAnswerError):
-        LineKey(b"fencing/a/b", value, 7, 7, 1).holder("a", 5.0)
-
-
 def test_a_field_of_another_version_is_passed_over():
     value = b'{"label": "worker 3", "of_another_version": [1]}'
     assert LineKey(b"fencing/a/" + b"b" * 32, value, 7, 7, 1).holder("a", 5.0).label == "worker 3"
@@ -136,20 +92,6 @@ def test_an_older_keep_alive_serves_only_whom_it_keeps_for_a_whole_ttl(granted: 
     sent_at = lease.keep_alive_needed_since(ttl, started)
     for drift in (0.0, DRIFT):
         assert sent_at + granted * (1 - drift) >= started + min(ttl, granted) * (1 - drift)
-
-
-def test_a_key_is_deleted_once_and_one_that_may_return_for_a_while():
-    pending = PendingDeletes()
-    pending.add(b"plain", 0.0)
-    pending.add(b"returning", 0.0, may_return=True)
-    assert set(pending.due(0.0)) == {b"plain", b"returning"}
-    assert pending.due(0.1) == {}
-    for key in (b"plain", b"returning"):
-        pending.confirmed(key, 0.1)
-    assert b"plain" not in pending
-    assert set(pending.due(10.0)) == {b"returning"}
-    pending.confirmed(b"returning", LATE_ARRIVAL + 1)
-    assert b"returning" not in pending
 
 
 def test_a_key_that_is_wanted_again_counts_if_it_was_created_after_every_deletion_of_it():
@@ -314,22 +256,6 @@ async def test_questions_about_several_names_are_asked_by_name_and_answered_in_t
     questions = ["b1", "a1", "b2", "c1", "a2", "b3"]
     assert await ask_by_name(questions, lambda question: question[0], ask) == ["B1", "A1", "B2", "C1", "A2", "B3"]
     assert asked == {"b": ["b1", "b2", "b3"], "a": ["a1", "a2"], "c": ["c1"]}
-
-
-@pytest.mark.parametrize("ttl", [0.05, 15.0, MAX_TTL])
-def test_every_ttl_makes_a_lease_of_whole_seconds_that_is_longer(ttl: float):
-    assert BootClock().now() > 0
-    backend = from_url("etcd://localhost")
-    asked = []
-
-    async def grant(_operation: str, seconds: int) -> tuple[int, int]:
-        asked.append(seconds)
-        return 1, seconds
-
-    backend._requests.grant_lease = grant
-    asyncio.run(backend._leases.fresh("acquire", ttl, backend._leases.now()))
-    assert asked[0] >= ttl + 0.5
-    assert asked[0] <= ttl + 1.5
 
 
 # An attempt to take a lock in etcd goes on while its claim joins the line: neither undoes the other.

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 from etcd_server import EtcdCluster, b64
-from etcd_stage import Transactions, backend_on, count_of_keys, granted, keys
+from etcd_stage import Transactions, backend_on, granted, keys
 from fault_proxy import FaultProxy
 from patience import until
 from shares_suite import MODES, NAME, claim_of, served
 from shares_suite import granted as grant_of
-from stays import PATIENCE, Stay, opened, staying
+from stays import PATIENCE
 
 from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal, Revoked
 from fencing_sdk.backends.etcd import EtcdBackend
@@ -81,18 +81,6 @@ async def test_a_watch_from_a_revision_that_etcd_has_forgotten_looks_again(
                 await turn.wait()
 
 
-async def test_compaction_under_a_watch_that_is_open_harms_nobody(etcd_server: EtcdCluster):
-    async with opened(etcd_server.url) as (locks, _), staying(locks.lock("a")) as first:
-        second = Stay(locks.lock("a"))
-        await count_of_keys(etcd_server, "a", 2)
-        for _ in range(3):
-            await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
-            await asyncio.to_thread(etcd_server.compact)
-        await first.end()
-        await second.begun()
-        await second.end()
-
-
 async def test_a_watch_that_breaks_is_opened_again(etcd_server: EtcdCluster, etcd_proxy: FaultProxy):
     """The release happens while there is no connection; the waiter is woken all the same, and not by its timer."""
     async with (
@@ -154,17 +142,6 @@ async def test_a_release_between_the_look_at_the_line_and_the_watch_is_not_misse
             async with asyncio.timeout(20):
                 await turn.wait()
             await granted(backend, waiter)
-
-
-async def test_locks_that_are_taken_one_after_the_other_share_keep_alives(etcd_server: EtcdCluster):
-    async with backend_on(etcd_server.url) as backend:
-        await granted(backend, Claim("first", 15.0))
-        before = etcd_server.calls("LeaseKeepAlive")
-        started = asyncio.get_running_loop().time()
-        for number in range(100):
-            await granted(backend, Claim(f"a/{number}", 15.0))
-        seconds = asyncio.get_running_loop().time() - started
-        assert etcd_server.calls("LeaseKeepAlive") - before <= 3 + seconds / 0.4
 
 
 # Permits, readers and writers in etcd, beside what every store does: keys, watches, and late requests.

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from inside import holder_of
 from kahuna_server import KahunaServer
 from tenacity import wait_fixed
 
 from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
 from fencing_sdk._http.nodes import Endpoints
-from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends._shared.waiters import UnansweredRequests
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
@@ -113,36 +111,6 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
         from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
 
 
-def test_a_node_that_failed_is_asked_last():
-    endpoints = read_nodes(["a", "b", "c"], tls=False)
-    a, b, c = endpoints.in_turn()
-    endpoints.mark_failed(a)
-    assert endpoints.in_turn() == (b, c, a)
-    endpoints.mark_failed(a)
-    assert endpoints.in_turn() == (b, c, a)
-    endpoints.mark_failed(b)
-    assert endpoints.in_turn() == (c, a, b)
-
-
-def test_clients_do_not_all_begin_with_the_first_node():
-    """Thirty would do so once in 3**29 runs."""
-    assert len({read_nodes(["a", "b", "c"], tls=False).in_turn()[0].origin for _ in range(30)}) > 1
-
-
-def test_the_node_that_answered_last_for_a_name_is_asked_first_for_it():
-    endpoints = read_nodes(["a", "b", "c"], tls=False)
-    a, b, c = endpoints.in_turn()
-    endpoints.mark_answered(b, "x")
-    endpoints.mark_answered(c, "y")
-    assert (endpoints.in_turn("x"), endpoints.in_turn("y")) == ((b, a, c), (c, a, b))
-    assert endpoints.in_turn("z") == endpoints.in_turn() == (a, b, c)
-    endpoints.mark_failed(b)
-    assert endpoints.in_turn("x") == (a, c, b), "a node that failed is asked last for every name"
-    endpoints.mark_answered(b, "y")
-    assert endpoints.in_turn("x") == (b, a, c), "and is trusted when it has answered"
-    assert endpoints.in_turn("y")[0] is b, "the newest answer counts"
-
-
 def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Endpoints, "NAMES", 3)
     endpoints = read_nodes(["a", "b"], tls=False)
@@ -150,41 +118,6 @@ def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
     for name in ("1", "2", "3", "1", "4"):
         endpoints.mark_answered(b, name)
     assert [endpoints.in_turn(name)[0] for name in "1234"] == [b, a, b, b]
-
-
-@pytest.mark.parametrize("named", ["b:2070", "http://b:2070", "B:2070/"])
-def test_the_node_that_an_answer_names_is_asked_next_time(named: str):
-    endpoints = read_nodes(["a", "b", "c"], tls=False)
-    others = [endpoint for endpoint in endpoints.in_turn() if endpoint.address != "b:2070"]
-    endpoints.mark_answered(others[0], "x", named)
-    assert endpoints.in_turn("x")[0].address == "b:2070"
-
-
-@pytest.mark.parametrize("named", ["d:2070", "b:2071", "", "http://b:2070/x", "b", 5, None, [], {"b": 1}])
-def test_a_node_that_was_not_configured_is_asked_by_no_hint(named: object):
-    endpoints = read_nodes(["a", "b", "c"], tls=False)
-    serving = endpoints.in_turn()[-1]
-    endpoints.mark_answered(serving, "x", named)
-    assert endpoints.in_turn("x")[0] is serving
-
-
-def test_a_hint_that_misleads_is_followed_once():
-    """The node that it names does not serve the lock; the others go on to name it."""
-    endpoints = read_nodes(["a", "b"], tls=False)
-    serving, other = endpoints.in_turn()
-    first = []
-    for _ in range(5):
-        first.append(endpoints.in_turn("x")[0])
-        endpoints.mark_answered(serving, "x", other.address)  # if another one was asked first, it could not answer
-    assert first == [serving, other, serving, serving, serving]
-
-
-def test_an_owner_has_an_unanswered_request_until_it_is_answered():
-    unanswered = UnansweredRequests()
-    assert not unanswered.begin("a")
-    assert unanswered.begin("a")
-    unanswered.end("a")
-    assert not unanswered.begin("a")
 
 
 def test_unanswered_requests_are_bounded_and_owners_that_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
@@ -234,51 +167,6 @@ def test_owner_and_label_travel_together_and_come_apart_again(label: str | None)
     assert sent(body_of("a", claim, ttl=1.0))["owner"] == sent(body_of("a", claim))["owner"]
 
 
-def test_an_owner_without_a_label_is_its_own_bytes():
-    assert b64decode(str(sent(body_of("a", Claim("a", 1.0, owner="abc")))["owner"])) == b"abc"
-
-
-def test_an_owner_of_another_kind_of_client_has_a_digest_too():
-    holder = info(owner=b64encode(b"\xff\x00\xfe").decode()).holder("a", NOW)
-    assert holder.id == holder_of("ff00fe")
-
-
-def test_what_inspect_shows():
-    holder = info().holder("a", NOW)
-    assert (holder.name, holder.token, holder.id) == ("a", 7, holder_of("owner-1"))
-    assert holder.remaining == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"owner": None},
-        {"owner": ""},
-        {"owner": 5},
-        {"owner": "no base64!"},
-        {"owner": "YWJ"},
-        {"expires": None},
-        {"expires": 5},
-        {"expires": {}},
-        {"expires": {"l": None}},
-        {"expires": {"l": "5"}},
-        {"expires": {"l": 5.0}},
-        {"expires": {"l": True}},
-        {"expires": {"l": -1}},
-        {"expires": {"l": 2**63}},
-        {"fencingToken": None},
-        {"fencingToken": -1},
-        {"fencingToken": 2**53},
-        {"fencingToken": "7"},
-        {"fencingToken": True},
-    ],
-    ids=str,
-)
-def test_an_answer_of_the_wrong_types_tells_nothing(fields: dict[str, object]):
-    with pytest.raises(UnreadableAnswerError):
-        info(**fields).holder("a", NOW)
-
-
 @pytest.mark.parametrize(
     ("ours", "remaining"),
     [
@@ -296,11 +184,6 @@ def test_our_clock_counts_as_long_as_the_server_s_does_not_contradict_it(ours: f
 def test_without_a_readable_date_our_clock_counts(date: str | None):
     answer = KahunaAnswer(AnswerType.GOT, info().fields, date)
     assert answer.remaining(NOW + 100) == 0.0
-
-
-@pytest.mark.parametrize("kind", list(AnswerType))
-def test_every_type_of_the_contract_is_known(kind: AnswerType):
-    assert KahunaAnswer.read(json.dumps({"type": kind.value}).encode()).type is kind
 
 
 def test_the_first_token_is_0():

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable
-from importlib.metadata import version
 
 import pytest
 from event_log import CLOCK
-from kazoo.client import KazooClient
-from kazoo.protocol.connection import ConnectionHandler
 from local_ports import free_port
 from patience import until
 from throwaway_certificates import make_certificates
@@ -176,50 +170,6 @@ async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zo
         zookeeper_server.resume()
 
 
-# A driver that has changed inside.
-
-
-def without(kind: type, attribute: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda monkeypatch: monkeypatch.delattr(kind, attribute)
-
-
-def with_other(kind: type, attribute: str, other: object) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda monkeypatch: monkeypatch.setattr(kind, attribute, other)
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (with_other(KazooClient, "__init__", lambda self, *, hosts: None), "TypeError"),
-        (without(ConnectionHandler, "_connect"), "AttributeError"),
-        (without(ConnectionHandler, "_read_response"), "AttributeError"),
-        (without(KazooClient, "_call"), "AttributeError"),
-        (with_other(KazooClient, "_call", lambda self, *, request: None), "TypeError"),
-        (
-            with_other(ConnectionHandler, "_connect", lambda self, *_: self.client._session_callback("CONNECTED")),
-            "TypeError",
-        ),
-    ],
-    ids=["arguments", "connect", "answers", "requests", "a request's arguments", "what connecting returns"],
-)
-async def test_a_driver_that_has_changed_inside_is_refused_by_its_version(
-    zookeeper_url, opened, monkeypatch, change, error
-):
-    change(monkeypatch)
-    backend = opened(zookeeper_url)
-    with pytest.raises(BackendRefusedError) as refused:
-        await backend.acquire(Claim("a", 20.0))
-    assert str(refused.value).endswith(
-        f"failed: kazoo {version('kazoo')} has changed inside ({error}); fencing_sdk works with kazoo>=2.11,<2.12"
-    )
-    await backend.aclose()
-    names = ("zk_loop", "fencing-zookeeper")
-    await until(
-        lambda: not any(name in thread.name for thread in threading.enumerate() for name in names),
-        what="no thread is left",
-    )
-
-
 LIMIT = 60.0
 
 
@@ -333,37 +283,12 @@ def test_a_server_that_refuses_at_once_gives_the_next_one_no_more_time():
     assert dial._limit_of_try() == 0.05
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_address_at_which_nobody_listens_does_not_hide_what_another_one_does(silent, order):
-    """A name may have an IPv6 address that its server does not listen at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = listener.getsockname()
-    dial = Dial(connect_timeout=0.05, first_timeout=0.05, servers=1, tls=ssl.create_default_context)
-    for place in order:
-        with pytest.raises(OSError, match=r"refused|timed out"):
-            dial.create_connection((silent, closed)[place], hostname="localhost")
-    assert isinstance(dial.last_error, TimeoutError)
-
-
-def test_the_limit_is_reached_and_never_passed(silent):
-    dial = Dial(connect_timeout=0.12, first_timeout=0.05, servers=1, tls=None)
-    assert [_tried(dial, silent) >= least for least in (0.05, 0.1, 0.12)] == [True] * 3
-    dial._hangs = 10_000
-    assert dial._limit_of_try() == 0.12
-
-
 def test_a_connection_that_serves_has_the_whole_limit_for_the_rest_of_a_message(silent):
     dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=3, tls=None)
     _tried(dial, silent)
     dial.serves()
     assert dial._limit_of_try() == 5.0
     assert _tried(dial, silent) < 4, "and the next handshake has little time again"
-
-
-def test_a_single_server_has_the_whole_limit():
-    dial = Dial(connect_timeout=5.0, first_timeout=math.inf, servers=1, tls=None)
-    dial._connecting = True
-    assert dial._limit_of_try() == 5.0
 
 
 def test_a_server_that_hung_is_tried_after_all_others_until_it_serves(silent):

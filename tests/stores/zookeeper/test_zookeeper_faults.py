@@ -16,6 +16,7 @@ from fault_proxy import FaultProxy
 from inside import LAST_CALL, state_of
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
+from kazoo.protocol.serialization import Create2, Exists
 from patience import wait_until
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import CLEARING, ZooKeeperServer, fresh_root, require_zookeeper
@@ -24,8 +25,8 @@ from zookeeper_stage import granted, in_place, kill_session, operating
 from fencing_sdk import BackendUnavailableError, LossReason
 from fencing_sdk.abc import Busy, Claim, Grant, Renewal
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
-from fencing_sdk.backends.zookeeper import driver as _requests
 from fencing_sdk.backends.zookeeper import from_url
+from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS
 from fencing_sdk.errors import BackendRefusedError, LockHeldError
 from fencing_sdk.events import Renewed
 from fencing_sdk.testing.promises.under_test import in_line
@@ -337,7 +338,6 @@ async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zo
 
 async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted(zookeeper_url):
     """Deleted and created again by somebody else: the path is the same, the transaction is not."""
-    from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS, create_persistent
 
     backend = from_url(zookeeper_url)
     backend._losses.watch_soon = lambda _: None  # no notice, so that the renewal has to find out
@@ -348,7 +348,7 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
         (node,) = await operator.line("a")
         await operator.delete("a", node)
         session = await operator.session()
-        await session.call(create_persistent(f"{operator._paths.folder('a')}/{node}", ALL_CLIENTS))
+        await session.call(Create2(f"{operator._paths.folder('a')}/{node}", b"", ALL_CLIENTS, 0))
         assert await backend.renew([claim]) == [Renewal.REFUSED]
         await operator.delete("a", node)
     await backend.aclose()
@@ -421,20 +421,6 @@ async def test_a_connection_that_hangs_is_left_early_where_there_is_another_serv
             await stay.end()
 
 
-async def test_a_single_server_that_is_slow_is_not_left_early(by_proxy, zookeeper_proxy):
-    """There is no other one to ask."""
-    backend, claim = from_url(by_proxy), Claim("a", 16.0)
-    await backend.acquire(claim)
-    zookeeper_proxy.delay(replies=1.6)
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
-    session = backend._sessions.any()
-    assert session.connections == 1
-    assert not session._driver._dial._connecting, "a connection that serves has the whole limit"
-    zookeeper_proxy.heal()
-    await backend.release(claim)
-    await backend.aclose()
-
-
 # A quota on the root that is used up: ZooKeeper enforces it from 3.7 on, if ``zookeeper.enforceQuota`` is set.
 
 
@@ -497,36 +483,6 @@ async def test_who_is_above_the_quota_is_refused_and_leaves_nothing_behind(limit
     await backend.aclose()
 
 
-async def test_a_lock_for_which_there_is_no_folder_left_is_refused_until_the_quota_is_lifted(strict_url, set_quota):
-    async with opened(strict_url) as (locks, _), operating(strict_url) as operator:
-        async with locks.lock("a", ttl=20):
-            await asyncio.to_thread(set_quota, "count=3")
-            with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
-                await locks.lock("b", ttl=20).acquire()
-            assert not await operator.has_folder("b")
-            await asyncio.to_thread(set_quota, "count=9")
-            async with locks.lock("b", ttl=20):
-                pass
-
-
-async def test_a_waiter_that_finds_a_place_again_when_the_quota_is_lifted_keeps_it(strict_url, set_quota):
-    backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
-    await backend.acquire(claim)
-    await asyncio.to_thread(set_quota, "count=3")
-    with pytest.raises(BackendRefusedError):
-        await other.acquire(waiter)
-    await asyncio.to_thread(set_quota, "count=9")
-    async with in_line(other, waiter) as turn:
-        assert isinstance(await other.acquire(waiter), Busy)
-        await backend.release(claim)
-        async with asyncio.timeout(60):
-            await turn.wait()
-        assert isinstance(await other.acquire(waiter), Grant)
-    await other.release(waiter)
-    await other.aclose()
-    await backend.aclose()
-
-
 # A request that comes in the very moment in which ZooKeeper is lost, and answers that come out of turn.
 
 
@@ -566,14 +522,14 @@ async def test_it_fails_as_soon_as_the_loss_is_known(call, server, backend):
 async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
     session = backend._sessions.of(60.0)
     lose(server, session)
-    asked = session.call(_requests.create_persistent("/late", _requests.ALL_CLIENTS))
+    asked = session.call(Create2("/late", b"", ALL_CLIENTS, 0))
     assert not asked.done()
     await asyncio.to_thread(server.start)
     with pytest.raises((NoConnectionError, ConnectionLoss)):
         await asked
     async with asyncio.timeout(20.0):
         assert await session.settled()
-        assert await session.call(_requests.exists("/late")) is None
+        assert await session.call(Exists("/late", None)) is None
 
 
 class Relay:
