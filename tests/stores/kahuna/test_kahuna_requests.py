@@ -7,7 +7,6 @@ import contextlib
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from kahuna_server import KahunaServer
@@ -86,29 +85,10 @@ def test_what_may_be_a_password_is_not_repeated(url: str):
     assert "s3cret" not in f"{raised.value!r} {raised.value.__cause__!r} {raised.value.__context__!r}"
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("tls", 1),
-        ("connect_timeout", True),
-        ("ca", "ca.pem"),
-    ],
-)
-def test_an_argument_of_a_wrong_kind_is_refused(option: str, value: object):
-    with pytest.raises(ConfigurationError, match=option):
-        KahunaBackend(["h1"], **{option: value})
-
-
 @pytest.mark.parametrize("endpoints", ["h1:2070", [], None, [b"h1"], [None]])
 def test_endpoints_of_a_wrong_kind_are_refused(endpoints: object):
     with pytest.raises(ConfigurationError, match="endpoint"):
         KahunaBackend(endpoints)
-
-
-def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path):
-    (tmp_path / "ca.pem").write_text("no certificate")
-    with pytest.raises(ConfigurationError, match=r"ca .* cannot be read"):
-        from_url(f"kahuna+https://h1?ca={tmp_path}/ca.pem")
 
 
 def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):

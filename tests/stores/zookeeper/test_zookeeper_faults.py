@@ -421,6 +421,20 @@ async def test_a_connection_that_hangs_is_left_early_where_there_is_another_serv
             await stay.end()
 
 
+async def test_a_single_server_that_is_slow_is_not_left_early(by_proxy, zookeeper_proxy):
+    """There is no other one to ask."""
+    backend, claim = from_url(by_proxy), Claim("a", 16.0)
+    await backend.acquire(claim)
+    zookeeper_proxy.delay(replies=1.6)
+    assert await backend.renew([claim]) == [Renewal.RENEWED]
+    session = backend._sessions.any()
+    assert session.connections == 1
+    assert not session._driver._dial._connecting, "a connection that serves has the whole limit"
+    zookeeper_proxy.heal()
+    await backend.release(claim)
+    await backend.aclose()
+
+
 # A quota on the root that is used up: ZooKeeper enforces it from 3.7 on, if ``zookeeper.enforceQuota`` is set.
 
 
