@@ -1,7 +1,7 @@
 """
 A backup of the store is put back: in which stores tokens fall, what guards do then, and what raises the tokens again.
 
-The page "Upgrade and roll back" says so, and `tests/test_upgrading.py` compares the two.
+The page "Upgrade and roll back" says so.
 """
 
 from __future__ import annotations
