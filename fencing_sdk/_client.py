@@ -689,12 +689,7 @@ def on_clock(client: LockClient, clock: Clock) -> LockClient:
 
 
 async def reach(client: LockClient) -> None:
-    """
-    Ask the store of *client*, which was entered lazily, as ``async with`` does. For this package alone.
-
-    Raises:
-        BackendError, UsageError: as `BackendOpening.wait`.
-    """
+    """Wait for the store of *client*, which was entered lazily, as ``async with`` does. For this package alone."""
     if client._open_wait is not None:  # noqa: SLF001
         await client._opened().opening.wait()  # noqa: SLF001
 

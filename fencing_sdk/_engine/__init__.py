@@ -1,1 +1,1 @@
-"""What a client runs while it is open: acquisitions, the heartbeat, leases, and the calls to the store."""
+"""The running part of an open client: acquisitions, the heartbeat, leases, and the calls to the store."""

@@ -93,7 +93,7 @@ class Terms(NamedTuple):
     wait: float | None
     backoff: Backoff
     label: str | None = None
-    """What others see beside the grant; None for the facts about this process."""
+    """A text that others see beside the grant; None for the facts about this process."""
     fences: Sequence[tuple[Guard, str]] = ()
     """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
     mode: Mode = LOCK

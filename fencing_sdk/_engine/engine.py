@@ -303,7 +303,7 @@ class Engine:
             await self._releases.finish_behind(lease)  # in a forked child the lock belongs to its parent
             return
         if self._closing.begun:
-            self._closing.look_again()
+            self._closing.changed.set()
         flight, cancelled = self._releases.post(lease), None
         if flight is not None and flight.waiter is not None:
             try:
@@ -331,7 +331,7 @@ class Engine:
         parking = self._parking(lease, seconds)
         lease.mark_released()  # before the store shortens the ttl: the deadline comes from the longer one
         if self._releases.take(lease):
-            self._closing.look_again()
+            self._closing.changed.set()
             await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
 
     def _parking(self, lease: LeaseState, seconds: float) -> Parking:
@@ -461,7 +461,8 @@ class Closing:
         self.over = False
         self._unreleased = unreleased
         self.ended = asyncio.Event()
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set when a lease was released, or when a body closes the client itself."""
         self._callers: set[asyncio.Task[Any] | None] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -473,7 +474,7 @@ class Closing:
             asyncio.CancelledError: the caller was cancelled while it waited. The closing has ended all the same.
         """
         self._callers.add(asyncio.current_task())
-        self.look_again()
+        self.changed.set()
         if not self.begun:
             self.begun = True  # before the task: an eager one runs observers, and those may close the client too
             loop = asyncio.get_running_loop()
@@ -491,10 +492,6 @@ class Closing:
             self.over = True
             self.ended.set()
 
-    def look_again(self) -> None:
-        """Let `await_bodies` look again: a lease was released, or a body closes the client itself."""
-        self._changed.set()
-
     async def await_bodies(self, limit: float) -> frozenset[str]:
         """
         Let the bodies that were cancelled end and release their locks; return the owners whose body did not.
@@ -503,8 +500,8 @@ class Closing:
         """
         with move_on_after(limit):
             while self._inside():
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
         return self._inside()
 
     def _inside(self) -> frozenset[str]:

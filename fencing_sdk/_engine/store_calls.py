@@ -53,7 +53,7 @@ _REFUSALS = (Renewal.REFUSED, Renewal.TAKEN_OVER)
 
 Returned: TypeAlias = bool | Renewal | Revoked
 """
-What became of a release: the store confirmed it, or not in time.
+Outcome of a release: whether the store confirmed it in time.
 
 Anything else is a refusal of the first request: the owner's grant had already ended. Refusals of later requests count
 as confirmed, because the first one may have ended the grant.
@@ -90,7 +90,7 @@ class Flight:
         self.overdue = False
         """True if the limit was reached before an answer came."""
         self.waiter: asyncio.Future[None] | None = None
-        """What the caller awaits; None if the answer came at once."""
+        """A future for the caller to await; None if the answer came at once."""
         self.sent: PendingPost | None = None
         self._call: asyncio.Future[Any] | None = None
 

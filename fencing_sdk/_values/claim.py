@@ -1,5 +1,5 @@
 """
-What travels between the engine and a store: names, claims, grants and refusals.
+The values between the engine and a store: names, claims, grants and refusals.
 
 Values only: no clock, no task, no store is known here. A `Claim` exists before anything is sent,
 so that an acquisition whose answer never came can still be released.
@@ -38,9 +38,9 @@ class LockName(str):
     __slots__ = ("recipe", "template")
 
     recipe: str
-    """What it names: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``, ``election`` or ``job``."""
+    """Kind of thing: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``, ``election`` or ``job``."""
     template: str | None
-    """What was filled in; None for a name that no template made."""
+    """The template that was filled in; None for a name without one."""
 
     def __new__(cls, name: str, template: str | None = None, recipe: str = PLAIN) -> Self:
         made = super().__new__(cls, name)
@@ -167,7 +167,7 @@ READER = Mode("reader")
 
 @dataclass(frozen=True, slots=True)
 class Permit(Mode):
-    """One of so many numbered permits. Each has a token of its own."""
+    """A numbered permit. Each has a token of its own."""
 
     of: int
     """How many permits may be held at the same time. A claim gets the lowest free number from 0 to below this."""
@@ -305,7 +305,7 @@ def mistake_in_refusal(busy: Busy) -> str | None:
 
 @unique
 class Renewal(Enum):
-    """What became of one claim in a call that renews many."""
+    """Outcome of a renewal for one claim."""
 
     RENEWED = auto()
     REFUSED = auto()
@@ -318,10 +318,10 @@ class Renewal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """What became of one claim in a call that renews many: an operator took the grant away."""
+    """Outcome of a renewal for one claim: an operator took the grant away."""
 
     reason: str
-    """What the operator wrote."""
+    """The operator's reason."""
 
 
 @dataclass(frozen=True, slots=True)

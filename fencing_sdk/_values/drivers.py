@@ -43,7 +43,7 @@ def imported_from(extra: str | None, module: str) -> Iterator[None]:
 
 
 DIFFERS = (AttributeError, TypeError)
-"""What the use of a part raises if the part is not there, or takes other arguments."""
+"""Errors by which a private part of a driver shows that it is gone, or takes other arguments."""
 
 WORKS = {
     "Python": ">=3.11,<3.16",

@@ -99,7 +99,7 @@ class OneLoop:
         return self._owner
 
     def leave(self, owner: LoopOwner | None) -> None:
-        """One of the users has gone. After the last one another loop may follow."""
+        """Note that a user has gone. After the last one another loop may follow."""
         if owner is self._owner:
             self._users -= 1
             if not self._users:

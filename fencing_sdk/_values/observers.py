@@ -17,7 +17,7 @@ from typing import ClassVar
 from fencing_sdk.errors import ConfigurationError, shown
 
 logger = logging.getLogger("fencing_sdk")
-"""It has no handler: where logging is not configured, Python then writes its warnings to standard error."""
+"""Has no handler: where logging is not configured, Python then writes warnings to standard error."""
 
 
 def keep_off_console() -> None:
@@ -89,7 +89,7 @@ class Observers:
         self._observers = _checked(observers)
         self._meters = tuple(observer for observer in self._observers if isinstance(observer, Meter))
         self.others = tuple(observer for observer in self._observers if not isinstance(observer, Meter))
-        """Those that are not a `Meter`."""
+        """Observers that are not a `Meter`."""
 
     def __bool__(self) -> bool:
         return bool(self._observers)

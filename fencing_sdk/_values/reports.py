@@ -1,5 +1,5 @@
 """
-What is reported of clients, stores and holders: to health endpoints, by a diagnosis, and to other clients.
+Reports on clients, stores and holders: to health endpoints, by a diagnosis, and to other clients.
 
 A client stores facts about its holder with each grant unless it has a `label` of its own: host, process id, and the
 name of the program without its folder and its arguments, which may hold passwords. They are ASCII, so every database
@@ -75,7 +75,7 @@ class Finding:
     """The name of the check, such as ``"redis.eviction"``. It does not change between versions."""
     severity: Severity
     what: str
-    """What was found, with its value."""
+    """The finding, with its value."""
     reason: str
     """Why that matters."""
     fix: str
@@ -144,7 +144,7 @@ def say_ended(label: str | None) -> str | None:
 
 
 class HolderFacts(NamedTuple):
-    """What the label of a holder says. Another client wrote it, so all but *text* is made harmless."""
+    """Facts in the label of a holder. Another client wrote it, so all but *text* is made harmless."""
 
     kept_until: str | None
     """When the lock will be free, as the holder wrote it, if the lock is kept after its run has ended."""
@@ -153,7 +153,7 @@ class HolderFacts(NamedTuple):
     who: str | None
     """Program, process id, host, and since when, if a client or a command stored them."""
     text: str
-    """What the holder stored, without the note about keeping."""
+    """The holder's own text, without the note about keeping."""
 
     @property
     def summary(self) -> str:

@@ -1,5 +1,5 @@
 """
-What tasks of one event loop share: turns, calls that serve many of them, and cancellations that are not lost.
+Tasks of one event loop: turns, calls that serve many of them, and cancellations that are not lost.
 
 asyncio makes one error of two cancellations of a task in one turn of its loop. anyio before 4.16 takes that error for
 its own when a scope has cancelled the task: whatever else cancelled it, such as the closing of a client or a caller's
@@ -249,7 +249,7 @@ class SharedBatches(Generic[Q, T]):
         self._one_by_one = one_by_one
         self._sending: asyncio.Task[Sequence[T]] | None = None
         self._questions: dict[Q, int] = {}
-        """Of the batch that is open, with their places."""
+        """Questions of the open batch, with their places."""
         self._call: SharedCall[Sequence[T]] | None = None
         """The batch that is open: it has not been sent, and is not full."""
 

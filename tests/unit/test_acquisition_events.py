@@ -323,14 +323,6 @@ asyncio.run(main())
 
 
 @in_virtual_time
-async def test_what_never_began_is_not_told():
-    async with opened(Store()) as (locks, heard), locks.lock("a") as lease:
-        with pytest.raises(UsageError, match="not reentrant"):
-            await locks.lock("a").acquire()
-        assert {event.holder for event in heard.events} == {lease.holder}
-
-
-@in_virtual_time
 async def test_all_events_of_an_acquisition_have_its_holder():
     store = Store()
     async with opened(store) as (locks, heard):

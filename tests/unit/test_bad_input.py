@@ -523,27 +523,10 @@ async def test_inspecting_a_bad_name_asks_nobody(name):
     assert store.requests == []
 
 
-@pytest.mark.parametrize("wait", [wait for wait in NOT_SECONDS if wait is not ...], ids=label)  # it is the default
-async def test_a_bad_patience_of_one_call_asks_nobody(wait):
-    store = Unasked()
-    async with LockClient(store) as client:
-        with pytest.raises(ConfigurationError, match=r"^wait "):
-            await client.lock("seats/42").acquire(wait=wait)
-    assert store.requests == []
-
-
 @pytest.mark.parametrize("function", [print, None, 5, "book", lambda: None, LockClient, Loud()], ids=label)
 def test_what_is_no_coroutine_function_cannot_be_decorated(function):
     text = refuse(lambda: LockClient(MemoryBackend()).locking("seats/42", ttl=5)(function), "locking")
     assert "async def" in text
-
-
-def test_forgetting_the_parentheses_of_the_decorator_is_noticed_at_once():
-    client = LockClient(MemoryBackend())
-    with pytest.raises(ConfigurationError, match=r"^name must be a str, not function"):
-
-        @client.locking
-        async def book() -> None: ...
 
 
 async def test_arguments_that_make_a_bad_name_send_nothing():
@@ -559,12 +542,6 @@ async def test_arguments_that_make_a_bad_name_send_nothing():
             with pytest.raises(ConfigurationError, match=r"^name "):
                 await book(seat)
     assert store.requests == ran == []
-
-
-def test_namespace_and_name_together_have_the_limit_of_a_name():
-    client = LockClient(MemoryBackend(), namespace="n" * 500)
-    assert client.lock("a" * 11)
-    refuse(lambda: client.lock("a" * 12), "namespace:name")
 
 
 class Seat(enum.IntEnum):
@@ -621,21 +598,3 @@ async def test_an_odd_value_that_makes_sense_is_accepted_and_works(options):
             assert lease.name == options.get("name", "seats/42")
             holder = await client.inspect(lease.name)
         assert holder.label == (label_of(options.get("label")) or None)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"namespace": ""},
-        {"namespace": "shop"},
-        {"namespace": "🔒:/{}"},
-        {"observers": ()},
-        {"observers": [print].copy()[:0]},
-        {"observers": (each for each in [lambda event: None])},
-        {"observers": {print.__class__}},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-async def test_an_odd_client_that_makes_sense_is_accepted_and_works(options):
-    async with LockClient(MemoryBackend(), **options) as client, client.lock("seats/42") as lease:
-        assert lease.token

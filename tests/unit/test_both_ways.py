@@ -23,8 +23,6 @@ from fencing_sdk import (
     BackendUnavailableError,
     DrainingError,
     Lease,
-    LeaseLostError,
-    LockHeldError,
     LossReason,
     UsageError,
 )
@@ -140,35 +138,6 @@ async def test_a_grant_that_lands_after_its_deadline_is_released(posts):
 
 
 @WAYS
-@in_virtual_time
-async def test_a_lock_that_is_held_is_refused_to_a_caller_that_asks_once(posts):
-    async with house(posts=posts) as h:
-        await h.store.table.acquire(Claim(NAME, 5.0))
-        with pytest.raises(LockHeldError) as refused:
-            await h.hold(wait=0)
-        assert refused.value.retry_after == pytest.approx(5.0)
-        assert h.kinds() == ["acquiring", "not_acquired"]
-        assert (str(h.last("reason")), h.last("unanswered")) == ("held", 0)
-        assert h.store.asked() == ["acquire"]
-
-
-@WAYS
-@in_virtual_time
-async def test_a_caller_waits_for_another_holder(posts):
-    async with house(posts=posts) as h:
-        other = Claim(NAME, 60.0)
-        await h.store.table.acquire(other)
-        waiter = started(h.hold())
-        await asyncio.sleep(3.0)
-        assert not waiter.done()
-        await h.store.table.release(other)
-        lease = await waiter
-        assert h.kinds() == ["acquiring", "acquired"]
-        assert h.last("waited") >= 3.0
-        await lease.release()
-
-
-@WAYS
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0], ids=["before it is sent", "on the way", "as the answer comes"])
 @in_virtual_time
 async def test_whenever_an_acquisition_is_cancelled_its_grant_is_released(posts, moment):
@@ -187,18 +156,6 @@ async def test_whenever_an_acquisition_is_cancelled_its_grant_is_released(posts,
         assert h.kinds() == ["acquiring", "not_acquired"]
         assert (str(h.last("reason")), h.last("unanswered")) == ("cancelled", 1)
         assert len(h.engine) == 0
-
-
-@WAYS
-@in_virtual_time
-async def test_a_cancelled_scope_abandons_the_acquisition_in_it(posts):
-    async with house(posts=posts) as h:
-        h.store.delay("acquire", 1.0)
-        with anyio.move_on_after(0.5) as scope:
-            await h.hold()
-        assert scope.cancelled_caught
-        await asyncio.sleep(1.5)
-        assert await h.store.free()
 
 
 @WAYS
@@ -369,18 +326,6 @@ async def test_a_release_that_finds_no_grant_after_a_loss_adds_nothing(posts):
 
 @WAYS
 @in_virtual_time
-async def test_an_attempt_without_an_answer_hides_no_loss(posts):
-    """It is undone with the release, which is sent first and counts alone."""
-    async with house(posts=posts) as h:
-        h.store.lose_reply("acquire", times=1)
-        lease = await h.hold()
-        await taken_away(h, lease)
-        await lease.release()
-        assert lease.lost_reason is LossReason.REFUSED
-
-
-@WAYS
-@in_virtual_time
 async def test_a_release_by_claim_of_what_was_given_up_is_no_loss(posts):
     async with house(posts=posts) as h:
         h.store.drop("acquire", times=1)
@@ -433,23 +378,6 @@ async def test_a_release_in_a_coroutine_that_is_closed_goes_on(posts):
         await asyncio.sleep(1.5)
         assert await h.store.free()
         assert h.kinds()[-1] == "released"
-
-
-@WAYS
-@in_virtual_time
-async def test_a_lost_lease_is_released_too(posts):
-    async with house(posts=posts) as h:
-        h.store.fail("renew")
-        lease = await h.hold()
-        await asyncio.sleep(VALID + 0.1)
-        assert lease.lost_reason is LossReason.EXPIRED
-        with pytest.raises(LeaseLostError):
-            lease.token  # noqa: B018
-        h.store.heal()
-        await lease.release()
-        await asyncio.sleep(0.1)
-        assert h.kinds()[-1] == "released"
-        assert await h.store.free()
 
 
 @WAYS

@@ -89,15 +89,6 @@ async def test_a_recording_is_made_where_the_environment_asks_for_one(monkeypatc
 # Open and closed
 
 
-async def test_a_clients_text_shows_its_state_and_no_url():
-    locks = connect("memory://?tokens=counter")
-    async with locks:
-        lease = await locks.lock("a").acquire()
-        assert repr(locks) == "<LockClient on MemoryBackend, open, 1 lease>"
-        await lease.release()
-    assert repr(locks) == "<LockClient on MemoryBackend, closed>"
-
-
 async def test_a_client_is_entered_and_left_by_different_tasks():
     locks = connect("memory://")
     await asyncio.create_task(locks.__aenter__())
@@ -106,14 +97,6 @@ async def test_a_client_is_entered_and_left_by_different_tasks():
     await asyncio.create_task(locks.__aexit__(None, None, None))
     with pytest.raises(UsageError):
         await locks.lock("a").acquire()
-
-
-async def test_closing_twice_and_closing_what_was_never_open_does_nothing():
-    locks = connect("memory://")
-    await locks.aclose()
-    async with locks:
-        pass
-    await locks.aclose()
 
 
 async def test_a_store_that_fails_does_not_replace_the_error_of_the_body():
@@ -292,13 +275,6 @@ def test_a_client_of_a_driver_is_refused_with_what_to_write(world, client, hint)
     assert hint in str(refused.value)
     if isinstance(made, sqlite3.Connection):
         made.close()
-
-
-async def test_a_client_counts_one_lease_and_two_leases():
-    async with connect("memory://") as locks, locks.lock("a"):
-        assert repr(locks).endswith("open, 1 lease>")
-        async with locks.lock("b"):
-            assert repr(locks).endswith("open, 2 leases>")
 
 
 async def test_a_fence_is_named_like_the_lock_without_its_namespace():

@@ -174,14 +174,6 @@ async def test_a_lease_is_found_by_the_users_name_and_not_by_the_stores(stage):
             current_lease("shop:seats")
 
 
-async def test_a_lease_that_is_over_stays_current_so_that_its_token_is_refused_and_not_missing(stage):
-    async with stage.lock() as lease:
-        await lease.release()
-        assert current_lease() is lease
-        with pytest.raises(LeaseLostError):
-            current_token()
-
-
 async def test_what_a_copied_context_was_entered_under_is_seen_there_only(stage):
     before = contextvars.copy_context()
     async with stage.lock() as lease:
@@ -324,19 +316,6 @@ async def test_a_task_that_waits_for_the_lock_of_its_parent_is_named_once_after_
                 assert caplog.messages == [WARNING]
                 await asyncio.gather(task)
     assert caplog.messages == [WARNING]
-
-
-@in_virtual_time
-async def test_a_child_that_gets_its_turn_or_gives_up_in_time_is_not_named(caplog):
-    async with opened() as locks:
-        async with locks.lock("a", ttl=TTL):
-            task = helper(locks)
-            impatient = helper(locks, wait=TTL / 2)
-            await asyncio.sleep(0.9 * TTL)
-            assert isinstance(impatient.exception(), TimeoutError)
-        await task
-        await asyncio.sleep(TTL)
-    assert not caplog.messages
 
 
 @in_virtual_time

@@ -166,23 +166,6 @@ async def test_the_loss_of_an_outer_lock_reaches_a_body_that_has_left_one_of_two
     assert loss.value.name == "c"
 
 
-async def test_a_task_that_has_left_a_lost_lock_first_waits_for_other_things_as_before(stage):
-    async def stay():
-        first, second = stage.lock("a"), stage.lock("b")
-        await first.__aenter__()
-        await second.__aenter__()
-        stage.revoke("a")
-        with pytest.raises(asyncio.CancelledError) as cancelled:
-            await asyncio.sleep(30)
-        with pytest.raises(LeaseLostError):
-            await first.__aexit__(cancelled.type, cancelled.value, cancelled.tb)
-        async with anyio.Lock():
-            pass
-        await second.__aexit__(None, None, None)
-
-    await asyncio.wait_for(asyncio.create_task(stay()), 20)
-
-
 # How a body is cancelled
 
 
@@ -310,21 +293,6 @@ async def test_locks_left_in_the_order_in_which_they_were_entered_are_released_o
     with anyio.move_on_after(0.01) as scope:  # the scopes of this task are in order again
         await asyncio.sleep(30)
     assert scope.cancelled_caught
-
-
-async def test_three_locks_left_in_any_order_leave_nothing_behind(stage):
-    for order in itertools.permutations("abc"):
-        stacks = {name: contextlib.AsyncExitStack() for name in "abc"}
-        for name, stack in stacks.items():
-            await stack.enter_async_context(stage.lock(name))
-        async with anyio.create_task_group() as group:  # a scope of its own, inside of theirs and gone before them
-            group.start_soon(asyncio.sleep, 0)
-        for name in order:
-            await stacks[name].aclose()
-            assert await stage.client.inspect(name) is None
-        with anyio.move_on_after(0.01) as scope:
-            await asyncio.sleep(30)
-        assert scope.cancelled_caught
 
 
 async def test_a_body_error_leaves_bare_from_locks_that_are_left_in_the_order_of_entry(stage):

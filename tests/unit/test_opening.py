@@ -17,7 +17,6 @@ from virtual_time import in_virtual_time, now, settle
 
 import fencing_sdk.sync
 from fencing_sdk import (
-    AcquireTimeoutError,
     BackendRefusedError,
     BackendUnavailableError,
     ConfigurationError,
@@ -193,18 +192,6 @@ async def test_closing_ends_the_wait_at_once(takes):
     assert now() < 7.1
 
 
-@in_virtual_time
-async def test_a_store_that_comes_back_when_the_patience_is_over_is_asked_once_for_the_lock():
-    store = away(takes=3)
-    async with client(store, open_wait=None) as locks:
-        store.tries = 0
-        held = asyncio.create_task(locks.lock("a", wait=0).acquire())
-        late = asyncio.create_task(locks.lock("a", wait=1).acquire())
-        await asyncio.wait((held, late))
-        assert isinstance(late.exception(), AcquireTimeoutError)
-        assert (await held).held
-
-
 # Opening alone
 
 
@@ -228,14 +215,6 @@ async def test_opening_raises_the_last_error_at_the_end_of_its_wait_and_closes_t
     assert over.value.waited == now() == 60
     assert locks.status() == Status(open=False)
     assert others() == []
-
-
-@in_virtual_time
-async def test_opening_asks_once_by_default():
-    store = away()
-    with pytest.raises(BackendUnavailableError) as refused:
-        await client(store).__aenter__()
-    assert (refused.value.waited, len(store.opened), now()) == (None, 1, 0)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "closed"])

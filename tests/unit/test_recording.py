@@ -22,11 +22,6 @@ from fencing_sdk.events import Acquiring, Lost
 ODD_NAMES = ["a\u2028b", "\u00e8", "🔒" * 100, 'quote " and \\ back', "</script>", "a" * 512, "\u202e", "{}", "'"]
 
 
-class SteppedClock:
-    def now(self) -> float:
-        return 42.5
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"

@@ -375,7 +375,6 @@ PATHS = {"redis+sentinel": "/service", "rediss+sentinel": "/service", "zk": "/sh
 PATHS |= {"mysql": "/app", "mariadb": "/app"}
 LISTS = sorted({*BUILTIN} - {"memory", "sqlite", "unix", "redis+unix", "redis", "rediss", "valkey", "valkeys"})
 """The schemes that take a list of hosts."""
-WITHOUT_LOGIN = {"kahuna", "kahuna+https"}
 
 
 def url_of(scheme: str, hosts: str) -> str:
@@ -413,17 +412,6 @@ def test_user_and_password_are_decoded_and_in_no_repr():
         ("x://:@h", ("", "")),
     ):
         assert (split_url(url).user, split_url(url).password) == login
-
-
-@pytest.mark.parametrize("scheme", LISTS)
-@pytest.mark.parametrize(
-    "hosts", ["h1,[::1]:2,h3", "[::1]:1,[::2]:2,[::3]:3", "h1:1,h2:2,[fe80::1%25eth0]:3", "127.0.0.1,h2,b%2Dc"]
-)
-def test_a_list_with_ipv6_is_read_where_urlsplit_refuses_everything(scheme: str, hosts: str, monkeypatch):
-    refuse_every_url(monkeypatch)
-    assert from_url(url_of(scheme, hosts))
-    if scheme not in WITHOUT_LOGIN:
-        assert from_url(url_of(scheme, f"user:p%40ss@{hosts}"))
 
 
 @pytest.mark.parametrize(

@@ -307,14 +307,6 @@ def test_a_blocking_call_without_the_interpreter_lock_is_named_too(watch: StallW
     assert "time.sleep(0.5)" in str(watch.stack_since(began))
 
 
-def test_what_was_seen_before_is_not_to_blame(watch: StallWatch):
-    began = CLOCK.now()
-    watch.arm(began + 0.05)
-    compress_the_archive(lambda: watch.stack_since(began))
-    assert watch.stack_since(began) is not None
-    assert watch.stack_since(CLOCK.now()) is None
-
-
 def test_an_idle_watch_costs_no_thread_and_an_idle_client_no_wake_up(watch: StallWatch):
     before = set(threading.enumerate())
     watch.arm(None)
@@ -341,14 +333,6 @@ async def test_a_loop_that_waits_for_input_is_not_blocked():
         assert watch.stack_since(began) is None
     finally:
         watch.stop()
-
-
-def test_a_second_stall_right_after_the_first_one_is_named_too(watch: StallWatch):
-    for _ in range(2):
-        began = CLOCK.now()
-        watch.arm(began + 0.05)
-        compress_the_archive(lambda began=began: watch.stack_since(began))
-        assert watch.stack_since(began) is not None
 
 
 def test_a_stop_that_comes_while_the_thread_looks_around_is_not_missed():
