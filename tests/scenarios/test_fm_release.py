@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import pytest
@@ -369,14 +370,23 @@ def vanish(store: MemoryBackend, *leases: AnyLease) -> None:
         assert store._table.release(Claim(lease.name, 1.0, lease.owner), CLOCK.now()) is None
 
 
-def in_a_lock(locks, store):
-    with locks.lock("a") as lease:
-        vanish(store, lease)
+BLOCKS = {
+    "lock": lambda locks: locks.lock("a"),
+    "permit": lambda locks: locks.semaphore("a", permits=2),
+    "reader": lambda locks: locks.rwlock("a").reader,
+    "writer": lambda locks: locks.rwlock("a").writer,
+    "several locks": lambda locks: locks.multilock("a", "b"),
+}
 
 
-async def in_a_lock_of_a_task(locks, store):
-    async with locks.lock("a") as lease:
-        vanish(store, lease)
+def in_a_block(kind: str, locks, store):
+    with BLOCKS[kind](locks) as held:
+        vanish(store, held["a"] if kind == "several locks" else held)
+
+
+async def in_a_block_of_a_task(kind: str, locks, store):
+    async with BLOCKS[kind](locks) as held:
+        vanish(store, held["a"] if kind == "several locks" else held)
 
 
 def in_a_plain_handle(locks, store):
@@ -387,46 +397,6 @@ def in_a_plain_handle(locks, store):
 async def in_a_plain_handle_of_a_task(locks, store):
     async with await locks.lock("a").acquire() as lease:
         vanish(store, lease)
-
-
-def in_a_permit(locks, store):
-    with locks.semaphore("a", permits=2) as lease:
-        vanish(store, lease)
-
-
-async def in_a_permit_of_a_task(locks, store):
-    async with locks.semaphore("a", permits=2) as lease:
-        vanish(store, lease)
-
-
-def in_a_reader(locks, store):
-    with locks.rwlock("a").reader as lease:
-        vanish(store, lease)
-
-
-async def in_a_reader_of_a_task(locks, store):
-    async with locks.rwlock("a").reader as lease:
-        vanish(store, lease)
-
-
-def in_a_writer(locks, store):
-    with locks.rwlock("a").writer as lease:
-        vanish(store, lease)
-
-
-async def in_a_writer_of_a_task(locks, store):
-    async with locks.rwlock("a").writer as lease:
-        vanish(store, lease)
-
-
-def in_several_locks(locks, store):
-    with locks.multilock("a", "b") as held:
-        vanish(store, held["a"])
-
-
-async def in_several_locks_of_a_task(locks, store):
-    async with locks.multilock("a", "b") as held:
-        vanish(store, held["a"])
 
 
 def in_a_function(locks, store):
@@ -472,23 +442,15 @@ async def in_a_job_of_a_task_that_keeps_its_lock(locks, store):
 
 
 THREADS = [
-    in_a_lock,
+    *(partial(in_a_block, kind) for kind in BLOCKS),
     in_a_plain_handle,
-    in_a_permit,
-    in_a_reader,
-    in_a_writer,
-    in_several_locks,
     in_a_function,
     in_a_job,
     in_a_job_that_keeps_its_lock,
 ]
 TASKS = [
-    in_a_lock_of_a_task,
+    *(partial(in_a_block_of_a_task, kind) for kind in BLOCKS),
     in_a_plain_handle_of_a_task,
-    in_a_permit_of_a_task,
-    in_a_reader_of_a_task,
-    in_a_writer_of_a_task,
-    in_several_locks_of_a_task,
     in_a_function_of_a_task,
     in_a_job_of_a_task,
     in_a_job_of_a_task_that_keeps_its_lock,
