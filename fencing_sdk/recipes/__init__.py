@@ -13,9 +13,16 @@ if typing.TYPE_CHECKING:
     from fencing_sdk._lease import PermitLease
     from fencing_sdk.recipes.election import Election, ElectionStanding, ElectionTerm
     from fencing_sdk.recipes.jobs import Ran, Skipped
-    from fencing_sdk.recipes.mixed_fleet import OldLock, beside
     from fencing_sdk.recipes.multilock import HeldLocks, MultiLock
-    from fencing_sdk.recipes.old_locks import KazooLock, PythonRedisLock, RedisPyLock, RedissonLock, ShedLockRow
+    from fencing_sdk.recipes.old_locks import (
+        KazooLock,
+        OldLock,
+        PythonRedisLock,
+        RedisPyLock,
+        RedissonLock,
+        ShedLockRow,
+        beside,
+    )
     from fencing_sdk.recipes.precondition import holding
     from fencing_sdk.recipes.shares import ReadWriteLock, Semaphore
 
@@ -44,9 +51,16 @@ _MODULES = {
     "_lease": ("PermitLease",),
     "recipes.election": ("Election", "ElectionStanding", "ElectionTerm"),
     "recipes.jobs": ("Ran", "Skipped"),
-    "recipes.mixed_fleet": ("OldLock", "beside"),
     "recipes.multilock": ("HeldLocks", "MultiLock"),
-    "recipes.old_locks": ("KazooLock", "PythonRedisLock", "RedisPyLock", "RedissonLock", "ShedLockRow"),
+    "recipes.old_locks": (
+        "KazooLock",
+        "OldLock",
+        "PythonRedisLock",
+        "RedisPyLock",
+        "RedissonLock",
+        "ShedLockRow",
+        "beside",
+    ),
     "recipes.precondition": ("holding",),
     "recipes.shares": ("ReadWriteLock", "Semaphore"),
 }

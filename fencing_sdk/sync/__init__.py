@@ -46,8 +46,7 @@ from fencing_sdk.errors import (
 )
 from fencing_sdk.recipes.election import ElectionStanding
 from fencing_sdk.recipes.jobs import Ran, Skipped
-from fencing_sdk.recipes.mixed_fleet import OldLock
-from fencing_sdk.recipes.old_locks import KazooLock, PythonRedisLock, RedisPyLock, RedissonLock, ShedLockRow
+from fencing_sdk.recipes.old_locks import KazooLock, OldLock, PythonRedisLock, RedisPyLock, RedissonLock, ShedLockRow
 from fencing_sdk.recipes.precondition import holding
 from fencing_sdk.sync._client import LockClient
 from fencing_sdk.sync._lease import Lease, PermitLease

@@ -32,10 +32,10 @@ from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseL
 from fencing_sdk.recipes.election import Election as TaskElection
 from fencing_sdk.recipes.election import ElectionStanding, TermLife, candidacy_of
 from fencing_sdk.recipes.jobs import JobCall, Ran, Skipped
-from fencing_sdk.recipes.mixed_fleet import OldLock
-from fencing_sdk.recipes.mixed_fleet import beside as both_locks
 from fencing_sdk.recipes.multilock import HeldLeases, acquire_all
 from fencing_sdk.recipes.multilock import MultiLock as TaskMultiLock
+from fencing_sdk.recipes.old_locks import OldLock
+from fencing_sdk.recipes.old_locks import beside as both_locks
 from fencing_sdk.recipes.shares import ReadWriteLock as TaskReadWriteLock
 from fencing_sdk.recipes.shares import Semaphore as TaskSemaphore
 from fencing_sdk.sync._bridge import Cancel, ClosedMeanwhileError
