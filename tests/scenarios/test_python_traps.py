@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import warnings
-import weakref
 
 import anyio
 import pytest
@@ -233,15 +231,6 @@ def test_sigint_releases_under_asyncio_run():
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM is not a signal on Windows")
-def test_sigterm_runs_no_clean_up_so_only_the_ttl_frees_the_lock():
-    process = start("async def main():" + BODY)
-    assert process.stdout.readline() == "in\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=50) == ("", "")
-    assert process.returncode == -signal.SIGTERM
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio handles no signals on Windows")
 def test_sigterm_releases_when_a_handler_cancels_the_main_task():
     handler = "asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)"
@@ -347,19 +336,6 @@ def test_a_loop_that_ends_right_after_a_cancelled_acquisition_leaves_no_lock_beh
 # Several loops, several threads
 
 
-def test_a_client_is_opened_again_in_a_second_event_loop():
-    store = MemoryBackend(tokens="counter")
-    locks = LockClient(store)
-    lock = locks.lock("a")
-
-    async def main():
-        async with locks, lock as lease:
-            return lease.token
-
-    assert asyncio.run(main()) == 1
-    assert asyncio.run(main()) == 2
-
-
 def test_a_client_that_a_dead_loop_left_open_says_how_to_close_it():
     locks = LockClient(MemoryBackend())
     asyncio.run(locks.__aenter__())
@@ -447,16 +423,6 @@ async def test_leaving_after_the_task_that_entered_has_ended_is_the_same_error(s
     assert not lease.held
     assert await stage.free()
     await asyncio.sleep(0.01)
-
-
-@every_loop
-async def test_leaving_in_another_task_keeps_the_error_of_the_body_as_the_cause(stage):
-    lock = stage.lock()
-    await asyncio.create_task(lock.__aenter__())
-    mine = ValueError("mine")
-    with pytest.raises(UsageError) as refusal:
-        await lock.__aexit__(ValueError, mine, None)
-    assert refusal.value.__cause__ is mine
 
 
 # Generators
@@ -581,33 +547,7 @@ async def test_the_clients_own_tasks_do_not_pin_the_lease_of_whoever_started_the
     assert seen == dict.fromkeys(("acquire", "renew", "release", "inspect"), ())
 
 
-@every_loop
-async def test_a_client_that_was_opened_inside_a_lock_does_not_keep_its_lease_alive():
-    leases = weakref.WeakSet()
-
-    async def open_inside(locks, inner):
-        with contextlib.suppress(LeaseLostError):  # on a very busy machine
-            async with locks.lock("a", ttl=0.1) as lease:
-                leases.add(lease)
-                await inner.__aenter__()
-
-    async with LockClient(MemoryBackend()) as locks:
-        inner = LockClient(MemoryBackend())
-        await asyncio.create_task(open_inside(locks, inner))
-        await asyncio.sleep(0.2)  # a timer that was cancelled keeps its context until it would have fired
-        gc.collect()
-        assert not leases
-        await inner.aclose()
-
-
 # Uses that cannot work
-
-
-async def test_a_lock_used_before_its_client_is_open_says_what_to_do():
-    locks = LockClient(MemoryBackend())
-    for use in (locks.lock("a").acquire, locks.lock("a").try_acquire, lambda: locks.inspect("a")):
-        with pytest.raises(UsageError, match="async with"):
-            await use()
 
 
 async def test_a_lock_used_after_its_client_was_closed_says_what_to_do():
@@ -648,15 +588,6 @@ async def test_a_lease_is_useless_after_its_lock_was_left(stage):
 
 
 @every_loop
-async def test_leaving_twice_is_refused(stage):
-    lock = stage.lock()
-    await lock.__aenter__()
-    await lock.__aexit__(None, None, None)
-    with pytest.raises(UsageError, match="did not enter"):
-        await lock.__aexit__(None, None, None)
-
-
-@every_loop
 async def test_releasing_inside_the_body_ends_the_lease_but_not_the_body(stage):
     async def caller():
         async with stage.lock(max_hold=BRIEF) as lease:
@@ -682,20 +613,6 @@ async def test_a_task_that_holds_a_lock_and_waits_for_it_is_told_instead_of_wait
         with pytest.raises(LockHeldError):
             await stage.lock(wait=0).acquire()
         assert await stage.lock().try_acquire() is None
-
-
-@every_loop
-async def test_a_task_may_take_a_lock_again_that_it_has_lost(stage):
-    async def caller():
-        async with stage.lock() as first:
-            stage.revoke()
-            with anyio.CancelScope(shield=True):
-                async with stage.lock() as second:
-                    return first.lost_reason, second.token
-
-    seen = await stage.watch(caller)
-    assert seen.lost == ("a", LossReason.REVOKED)
-    assert seen.tidy
 
 
 # Leases that nobody releases
@@ -729,29 +646,6 @@ async def test_a_lease_dropped_by_a_thread_is_released_by_its_loop(stage):
     with pytest.warns(ResourceWarning, match="dropped without release"):
         await asyncio.to_thread(drop, leases)
     assert await released(stage)
-
-
-@every_loop
-async def test_a_dropped_lease_is_released_also_where_warnings_are_errors(stage, monkeypatch):
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda report: unraisable.append(report.exc_type))
-    leases = [await stage.lock().acquire()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        drop(leases)
-    assert unraisable == [ResourceWarning]
-    assert await released(stage)
-
-
-@every_loop
-async def test_a_lease_that_was_lost_and_dropped_leaves_nothing_in_the_client(stage):
-    lease = await stage.lock().acquire()
-    stage.revoke()
-    assert not lease.held
-    del lease
-    gc.collect()
-    await asyncio.sleep(0)
-    assert stage.client._engine._releases.unreleased == {}
 
 
 @every_loop

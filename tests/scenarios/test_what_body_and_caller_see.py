@@ -548,22 +548,6 @@ async def test_the_children_of_a_task_group_in_the_body_are_cancelled_and_one_ba
 
 
 @GROUPS
-async def test_a_failing_group_in_the_body_leaves_as_without_us(stage, in_group):
-    async def fail():
-        raise ValueError
-
-    async def caller():
-        async with stage.lock():
-            await in_group(forever, fail)
-
-    seen = await stage.watch(caller)
-    assert seen.kind is ExceptionGroup
-    assert seen.notes == []
-    assert seen.held == ()
-    assert seen.leases == ()
-
-
-@GROUPS
 async def test_a_loss_in_one_child_of_a_group_leaves_as_the_groups_error_and_cancels_the_siblings(stage, in_group):
     felt = Felt()
 
@@ -687,30 +671,6 @@ async def test_a_shielded_block_runs_to_its_end_without_a_token(stage):
     assert went_on
     assert seen.lost == REVOKED
     assert seen.tidy
-
-
-@pytest.mark.parametrize("lost", [True, False])
-async def test_a_bare_task_outlives_the_lease_without_a_token(stage, lost):
-    may_read = asyncio.Event()
-    orphans = []
-
-    async def orphan():
-        await may_read.wait()
-        return current_token()
-
-    async def caller():
-        async with stage.lock():
-            orphans.append(asyncio.ensure_future(orphan()))
-            if lost:
-                stage.revoke_soon()
-                await forever()
-
-    seen = await stage.watch(caller)
-    assert seen.lost == (REVOKED if lost else None)
-    may_read.set()
-    with pytest.raises(LeaseLostError) as refusal:
-        await orphans[0]
-    assert refusal.value.reason is (LossReason.REVOKED if lost else LossReason.CLOSED)
 
 
 # Wrapped in other context managers
