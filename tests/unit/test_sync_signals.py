@@ -143,7 +143,7 @@ def test_an_exception_between_any_two_steps_leaves_no_lock_behind(locks, shape):
     shape(locks)
     every = Steps()
     every.run(shape, locks)
-    for step in range(1, every.taken, amount(1, short=31)):
+    for step in range(1, every.taken, amount(1, short=67)):
         with contextlib.suppress(Limit):
             Steps(step).run(shape, locks)
         wait_until(lambda: nothing_is_held(locks), what=f"nothing is held after step {step}")
@@ -185,7 +185,7 @@ def test_an_alarm_in_each_of_many_blocks_leaves_no_lock_behind(locks, shape):
     usual = (time.perf_counter() - began) / 20
     before = signal.signal(signal.SIGALRM, limit)
     try:
-        for number in range(amount(3000, short=200)):
+        for number in range(amount(3000, short=100)):
             with contextlib.suppress(Limit):
                 with_an_alarm(usual * (0.001 + number * 0.618 % 1.0))
             signal.setitimer(signal.ITIMER_REAL, 0)
