@@ -187,13 +187,6 @@ async def test_a_name_leaves_room_for_the_number_of_a_permit(locks):
         locks.semaphore("a" * 510, permits=11)
 
 
-async def test_it_says_what_it_is(locks):
-    assert repr(locks.semaphore("gpu-pool", permits=4)) == "<Semaphore 'gpu-pool' permits=4 ttl=15>"
-    assert repr(locks.rwlock("catalog")) == "<ReadWriteLock 'catalog'>"
-    assert locks.semaphore("gpu-pool", permits=4).permits == 4
-    assert locks.rwlock("catalog").name == "catalog"
-
-
 async def test_a_backend_without_shares_says_so_when_it_is_described():
     for backend in (KahunaBackend(["127.0.0.1:1"]), FaultyBackend(KahunaBackend(["127.0.0.1:1"]))):
         locks = LockClient(backend)
