@@ -41,16 +41,9 @@ _SIGNALLED = 128
 
 class Child:
     """
-    A command, running.
+    A running command, which gets *death_signal* if this process dies first, or nothing for 0.
 
-    Args:
-        command: The program, looked up in PATH, and its arguments.
-
-        environment: Its whole environment.
-
-        death_signal: What it gets if this process dies first; 0 for nothing.
-
-        may_go_on: Asked before the command is continued after a stop from the terminal.
+    *may_go_on* is asked before the command is continued after a stop from the terminal.
     """
 
     def __init__(
@@ -236,14 +229,7 @@ class RunningProcess(NamedTuple):
 
 
 class Offspring:
-    """
-    What the *command* has started.
-
-    Args:
-        command: Its process id, which is also that of its process group.
-
-        environment: What it was started with.
-    """
+    """Processes that a *command* has started, by its process id, which is also that of its group."""
 
     def __init__(self, command: int, environment: Mapping[str, str]) -> None:
         self._command = command
@@ -292,7 +278,6 @@ class Offspring:
 
 
 def _running() -> list[RunningProcess]:
-    """What runs on this machine."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat") if SEEN else ():
         with contextlib.suppress(OSError):

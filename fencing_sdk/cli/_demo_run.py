@@ -106,18 +106,9 @@ class DemoWorker:
 
 class DemoRun:
     """
-    A folder, a recording, and some workers.
+    A folder, a recording, and some workers, which write through a guard if *guarded*.
 
-    Args:
-        room: A folder of its own for this run.
-
-        ttl: Seconds of the leases.
-
-        guarded: Whether the workers write through a guard.
-
-        show: Called with every recorded line, as soon as it is seen.
-
-        go_on: Called again and again while the run waits. What it raises ends the run.
+    *show* gets every recorded line. *go_on* is called again and again while the run waits; an error of it ends the run.
     """
 
     def __init__(
@@ -213,7 +204,7 @@ class DemoRun:
         self._workers[actor].send_signal(signal.SIGCONT)
 
     def balance(self) -> int:
-        """What the database holds."""
+        """Return the balance in the database."""
         with contextlib.closing(sqlite3.connect(self._room / BANK)) as bank:
             ((balance,),) = bank.execute("SELECT balance FROM account")
         return int(balance)

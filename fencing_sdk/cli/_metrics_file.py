@@ -1,5 +1,5 @@
 """
-What became of the runs of a lock on this machine, as a text file for the textfile collector of node_exporter.
+The outcomes of the runs of a lock on this machine, as a text file for the textfile collector of node_exporter.
 
 The file is replaced as a whole, so that no half of it is ever read. What a run does not change it takes from the file
 before, so the time of the last success outlives every failure.

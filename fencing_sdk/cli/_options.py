@@ -1,5 +1,5 @@
 """
-What is written behind a command: its words, its options, and the store that an option or the environment names.
+The arguments of a command: its words, its options, and the store that an option or the environment names.
 
 A command that names no store uses a file of this user.
 """
@@ -100,21 +100,16 @@ class Arguments(argparse.ArgumentParser):
         words += arguments[end + 1 :]
         if hasattr(given, "url_file"):
             given.where = StoreOptions(given.url, given.url_file)
-            if words:
-                self._refuse_url(words[0])
+            from fencing_sdk.backends import BUILTIN
+
+            scheme, colon, _ = words[0].partition("://") if words else ("", "", "")
+            if colon and (scheme in BUILTIN or scheme.partition("+")[0] in BUILTIN):  # nothing is held under a URL
+                command = self.usage.split()[1] if self.usage else ""
+                self.error(f"{scheme}://... is the URL of a store; write: fencing {command} --url {scheme}://...")
         if not least <= len(words) <= most:
             problem = f"{self._names[len(words)]} is missing" if len(words) < least else "too many arguments"
             self.error(f"{problem}; write: {self.usage}")
         return given, words
-
-    def _refuse_url(self, word: str) -> None:
-        """Refuse a store in the place of a lock: nothing is ever held under its URL, which may have a password."""
-        from fencing_sdk.backends import BUILTIN
-
-        scheme, colon, _ = word.partition("://")
-        if colon and (scheme in BUILTIN or scheme.partition("+")[0] in BUILTIN):
-            command = self.usage.split()[1] if self.usage else ""
-            self.error(f"{scheme}://... is the URL of a store; write: fencing {command} --url {scheme}://...")
 
     def print_help(self, file: object = None) -> NoReturn:  # noqa: ARG002  (argparse's own)
         """Show the help: argparse would take a closed pipe for a success."""
@@ -163,13 +158,13 @@ class ChosenStore:
 
     url: str = field(repr=False)
     variables: Mapping[str, str] = field(repr=False)
-    """What names it to another program."""
+    """The variables that name this store to another program."""
     named: bool = True
     """False for the file of this user, which every command finds without being given its name."""
 
     @property
     def warning(self) -> str:
-        """What a reader has to know of a store that was not named; empty for one that was."""
+        """A sentence about a store that was not named; empty for one that was."""
         if self.named:
             return ""
         names = f"--url, --url-file, {ENV_URL} or {ENV_URL_FILE}"
@@ -184,13 +179,7 @@ class ChosenStore:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The options that name a store.
-
-    Args:
-        url: Where locks are kept. Default: $FENCING_URL, else a file of this user on this machine.
-
-        url_file: A file that has the URL as its only line: a place for a password. Default: $FENCING_URL_FILE.
-    """
+    """The options ``--url`` and ``--url-file``."""
 
     url: str | None = field(default=None, repr=False)
     url_file: Path | None = None

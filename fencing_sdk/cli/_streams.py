@@ -114,15 +114,6 @@ def check_output(path: Path) -> None:
         raise ConfigurationError(msg)
 
 
-def write_picture(path: Path, svg: str) -> None:
-    """Write a picture into a file."""
-    try:
-        path.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        msg = f"cannot write {shown(str(path))}: {error.strerror}"
-        raise ConfigurationError(msg) from error
-
-
 def _problem(path: Path) -> int:
     """Return the error that writing would end with, or 0 if no error can be foreseen."""
     try:

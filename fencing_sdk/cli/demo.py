@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,7 @@ from rich.text import Text
 from fencing_sdk._values.token import ENV_RECORD
 from fencing_sdk.cli._demo_picture import Line, draw
 from fencing_sdk.cli._demo_run import ACCOUNT, BANK, RECORDING, DemoRun, DemoRunError, TooBusyError
-from fencing_sdk.cli._streams import check_output, write_picture
+from fencing_sdk.cli._streams import check_output
 from fencing_sdk.errors import ConfigurationError, shown
 
 A, B = "worker A", "worker B"
@@ -55,10 +56,11 @@ def show(console: Console, svg: Path | None) -> int:
             return 1
         code = _conclude(console, found)
         if kept:
-            _append(recording, Path(kept))
+            _write(Path(kept), "ab", recording.read_bytes())
             console.print(f"Recorded in {kept}", markup=False, highlight=False)
         if svg is not None:
-            write_picture(svg, draw([(_TITLES[one.guarded], one.outcome, one.lines) for one in found]))
+            picture = draw([(_TITLES[one.guarded], one.outcome, one.lines) for one in found])
+            _write(svg, "wb", picture.encode())
             console.print(f"Drawn from the recording: {svg}", markup=False, highlight=False)
     return code
 
@@ -74,7 +76,7 @@ def _half(console: Console, recording: Path, go_on: Callable[[], None], *, guard
         except TooBusyError:
             console.print(f"This machine is too busy for leases of {ttl:g} s. Once more.", highlight=False)
         else:
-            _append(room / RECORDING, recording)
+            _write(recording, "ab", (room / RECORDING).read_bytes())
             return evidence
     msg = "the machine is too busy to renew a lease"
     raise DemoRunError(msg)
@@ -183,12 +185,12 @@ _ANSWERS: dict[str, Callable[[Evidence], str]] = {
 }
 
 
-def _append(recording: Path, to: Path) -> None:
+def _write(to: Path, mode: Literal["ab", "wb"], content: bytes) -> None:
     try:
-        with to.open("ab") as file:
-            file.write(recording.read_bytes())
+        with to.open(mode) as file:
+            file.write(content)
     except OSError as error:
-        msg = f"cannot record to {shown(str(to))}: {error.strerror}"
+        msg = f"cannot write {shown(str(to))}: {error.strerror}"
         raise ConfigurationError(msg) from error
 
 
@@ -220,16 +222,7 @@ def _leaving_on_signals() -> Iterator[Callable[[], None]]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """
-    Facts of one run, read from its recording and from the database, never assumed.
-
-    Args:
-        guarded: Whether the workers wrote through a guard.
-
-        lines: The recording, in the order of events.
-
-        balance: What the database holds at the end.
-    """
+    """Facts of one run, read from its recording and from the database at its end, never assumed."""
 
     guarded: bool
     lines: Sequence[Line]

@@ -66,7 +66,7 @@ OnLoss = Literal["term", "kill", "warn"]
 _DEATH_SIGNAL = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "warn": 0}
 _SIGNALLED = 128
 _OF_ONE_RUN = frozenset({ENV_URL, ENV_URL_FILE, ENV_WITHHELD, ENV_PERMIT})
-"""What a command does not inherit from the commands around it."""
+"""Variables that a command does not inherit from the commands around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +211,17 @@ class Supervision:
         self.code = 0
         """The exit code, once the command has ended or a signal came before it was started."""
         self.fate = "nothing was run"
-        """What the loss of the lease did to the command; empty where it goes on without."""
+        """How the loss of the lease ended the command; empty where it goes on without a lease."""
         self._waiting = anyio.CancelScope()
         self._receive: Callable[[int], None] = self._interrupt
 
     async def run(self, lock: Lock) -> None:
         """Hold *lock* for as long as the command runs."""
-        _on_signals(self.receive)
+        loop = asyncio.get_running_loop()
+        for name in (*TO_THE_GROUP, *TO_THE_COMMAND):
+            number = signal.Signals[name]
+            if signal.getsignal(number) is not signal.SIG_IGN:  # else nohup, or a shell's background, ignores it
+                loop.add_signal_handler(number, self.receive, number)
         with self._waiting:
             async with lock as lease:
                 if not self._waiting.cancel_called:
@@ -255,11 +259,18 @@ class Supervision:
         self.result = Result.FAILURE
         self._say(f"lock {shown(lease.resource)} is held with token {lease.token:d}; {program} starts")
         try:
-            child = self._start(lease)
+            child = Child(
+                self._job.command,
+                _environment(lease, self._store.passed(on=self._job.pass_url)),
+                death_signal=_DEATH_SIGNAL[self._job.on_loss],
+                may_go_on=lambda: self._job.on_loss == "warn" or lease.held,
+            )
         except OSError as error:
             say(f"the command cannot be started: {error.strerror}")
             self.code = Exit.NOT_EXECUTABLE
             return
+        self._receive = child.forward
+        self.fate = "" if self._job.on_loss == "warn" else "the command ended too late"
         try:
             if self._metrics is not None:
                 await self._metrics.started(self.began)
@@ -275,17 +286,6 @@ class Supervision:
     def _say(self, line: str) -> None:
         if self._job.verbose:
             say(line)
-
-    def _start(self, lease: Lease) -> Child:
-        child = Child(
-            self._job.command,
-            _environment(lease, self._store.passed(on=self._job.pass_url)),
-            death_signal=_DEATH_SIGNAL[self._job.on_loss],
-            may_go_on=lambda: self._job.on_loss == "warn" or lease.held,
-        )
-        self._receive = child.forward
-        self.fate = "" if self._job.on_loss == "warn" else "the command ended too late"
-        return child
 
     async def _lose(self, child: Child, lease: Lease) -> None:
         with anyio.CancelScope(shield=True):  # the lease's own cancellation is what brought us here
@@ -324,12 +324,3 @@ def _environment(lease: Lease, store: Mapping[str, str]) -> dict[str, str]:
         ENV_AROUND: around.strip(),
         ENV_DEADLINE: f"{deadline:.3f}",
     }
-
-
-def _on_signals(receive: Callable[[int], None]) -> None:
-    """Hand every signal to *receive*, except those that were ignored when we were started (nohup, background)."""
-    loop = asyncio.get_running_loop()
-    for name in (*TO_THE_GROUP, *TO_THE_COMMAND):
-        number = signal.Signals[name]
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, receive, number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -95,7 +96,7 @@ class Published:
 
 
 async def use(client: Client, chance: random.Random, told_to_end: asyncio.Task[str], log: TextIO) -> None:
-    """Use one lock after the other."""
+    """Use one lock after the other. The lines are those that `tests.simulation.judge` understands."""
     while not told_to_end.done():
         claim = Claim(chance.choice(LOCKS), chance.choice((0.25, 0.5)), owner=uuid.uuid4().hex)
         asked = time.monotonic()
@@ -108,8 +109,10 @@ async def use(client: Client, chance: random.Random, told_to_end: asyncio.Task[s
         deadline = asked + claim.ttl * RATE
         if token is not None and known < deadline:
             ended = await hold(client, claim, deadline, chance)
-            line = {"lock": claim.name, "token": token, "asked": asked, "known": known, "ended": ended}
-            log.write(json.dumps(line) + "\n")
+            about = {"actor": str(os.getpid()), "name": claim.name, "token": token, "holder": claim.owner}
+            times = {"ttl": claim.ttl, "waited": known - asked, "deadline": ended}
+            log.write(json.dumps({"t": known, "kind": "acquired", **about, **times}) + "\n")
+            log.write(json.dumps({"t": ended, "kind": "body_ended", **about, "how": "clean"}) + "\n")
             if chance.random() < 0.02:
                 continue  # abandoned: its ttl ends it
         try:

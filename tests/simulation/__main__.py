@@ -164,7 +164,7 @@ def summary(campaign: Campaign) -> str:
     seen, rate = campaign.report.observed, f"{campaign.rate:.0f}"
     what = ("acquisitions", "hand-overs", "losses", "writes", "refusals", "troubles")
     lines = [f"{campaign.histories} histories in {campaign.seconds:.1f} s ({rate} histories per second)"]
-    lines.append(", ".join(f"{seen[name]} {name}" for name in what) + f", {seen['ordered']} orders found")
+    lines.append(", ".join(f"{seen[name]} {name}" for name in what))
     lines += [_line(campaign.report, promise) for promise in PROMISES]
     lines.append(f"verdict: {campaign.verdict} (a pass needs {LEAST} acquisitions, and every promise put to the test)")
     return "\n".join(lines)

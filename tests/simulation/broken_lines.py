@@ -178,7 +178,7 @@ def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Co
 
 
 CONTROLS = (
-    _of("P1", "a grant is told before it is made", "stale_read overrun two_grants no_order held_without_grant",
+    _of("P1", "a grant is told before it is made", "stale_read overrun two_grants held_without_grant",
         _told_before_it_is_granted, aim=_handing),
     _of("P1", "a handed grant counts from its message", "overrun stale_read two_grants", _age_of_the_message,
         aim=_late_messages),

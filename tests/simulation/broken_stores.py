@@ -290,11 +290,11 @@ def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Co
 
 
 CONTROLS = (
-    _of("P1", "the store grants what is held", "two_grants overrun stale_read no_order", _two_at_a_time),
+    _of("P1", "the store grants what is held", "two_grants overrun stale_read", _two_at_a_time),
     _of("P1", "an acquisition that comes twice is granted twice", "two_grants", _granted_again,
         aim=_doubled_acquisitions),
-    _of("P1", "renewal creates", "store_revived no_order", _renewal_creates, aim=_late_renewals),
-    _of("P1", "the store's clock runs too fast", "overrun stale_read two_grants store_revived no_order", _fast_clock),
+    _of("P1", "renewal creates", "store_revived", _renewal_creates, aim=_late_renewals),
+    _of("P1", "the store's clock runs too fast", "overrun stale_read two_grants store_revived", _fast_clock),
     _of("P3", "no guard", "stale_write_accepted", _unfenced, aim=_late_writes),
     _of("P3", "the guard checks, then writes", "stale_write_accepted fence_not_raised", _check_then_write,
         aim=_late_writes, within=200),
@@ -312,7 +312,7 @@ CONTROLS = (
     _of("P5", "a foreign release is accepted", "foreign_release", _foreign_release_accepted, within=100),
     _of("P5", "a revocation compares no token", "foreign_revocation", _revoked_whatever_the_token, aim=_revoked_late),
     _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
-    _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived no_order lost_without_cause",
+    _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived lost_without_cause",
         _renewal_forgets),
     _of("P8", "a place in the line is never left", "waited_too_long", _orphaned_place, themes=("line", "pauses"),
         aim=_in_line),

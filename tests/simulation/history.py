@@ -116,7 +116,7 @@ class RecordedAccess:
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A request to the store as its sender saw it. ``answered`` is infinite without an answer."""
+    """A request to the store as its sender saw it."""
 
     operation: str
     name: str
@@ -124,10 +124,6 @@ class RecordedCall:
     actor: str
     ttl: float
     asked: float
-    answered: float = math.inf
-    outcome: str = ""
-    token: int | None = None
-    mode: str = "lock"
     repeated: bool = False
     """The network delivered it more than once."""
 
@@ -465,15 +461,9 @@ class _Gatherer:
 
     def _on_asked(self, line: Line, at: float, actor: str) -> None:
         name, holder = str(line["name"]), str(line["holder"])
-        call = RecordedCall(str(line["operation"]), name, holder, actor, float(line["ttl"]), at, mode=_mode(line))
+        call = RecordedCall(str(line["operation"]), name, holder, actor, float(line["ttl"]), at)
         self.facts.calls.append(call)
         self._calls[str(line["call"])] = call
-
-    def _on_answered(self, line: Line, at: float, _actor: str) -> None:
-        if (call := self._calls.get(str(line["call"]))) is not None:
-            token = line.get("token")
-            call.answered, call.outcome = at, str(line["outcome"])
-            call.token = None if token is None else int(token)
 
     def _on_repeated(self, line: Line, _at: float, _actor: str) -> None:
         if (call := self._calls.get(str(line["call"]))) is not None:

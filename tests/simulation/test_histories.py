@@ -204,7 +204,6 @@ def test_faults_have_effects():
     assert report.observed["losses"] >= 30
     assert report.observed["refusals"] >= 10
     assert report.observed["hand-overs"] >= 150
-    assert report.observed["ordered"] >= 50
     assert min(report.observed[f"P{number}"] for number in range(1, 9)) >= 50
     assert report.verdict(least=25) is Verdict.OK
 

@@ -188,7 +188,7 @@ class InspectShowsTheLastHolder(Sound):
         await super().release(claim)
 
 
-@caught_by("test_inspect_keeps_the_owner_id_secret", "test_no_two_names_are_the_same_lock")
+@caught_by("test_inspect_shows_the_grant_that_was_given", "test_no_two_names_are_the_same_lock")
 class InspectShowsTheOwner(Sound):
     async def inspect(self, name):
         holder = await super().inspect(name)

@@ -34,7 +34,7 @@ class GuardTokenPromises(GuardUnderTest):
         await self.accepted(guard, RESOURCE, NEW, "new")
 
     async def test_a_lower_token_is_refused_and_the_error_tells_both_numbers(self, guard: Guard) -> None:
-        """What was sent, and what the resource has seen."""
+        """The token that was sent, and the highest that the resource has seen."""
         await self.accepted(guard, RESOURCE, NEW, "new")
         error = await self.refused(guard, RESOURCE, OLD)
         assert (error.resource, error.token, error.fence, error.conflict) == (RESOURCE, 33, 34, False)
@@ -164,7 +164,7 @@ class FencePromises(GuardUnderTest):
     """`raise_to` and `highest`, zombies, and untrusted names."""
 
     def test_a_guard_can_stand_in_fences(self, guard: object) -> None:
-        """It has the two calls of the contract."""
+        """The guard has the two calls of the contract."""
         assert isinstance(guard, Guard)
 
     async def test_the_old_holder_is_refused_before_the_new_one_writes(self, guard: Guard) -> None:
@@ -458,10 +458,10 @@ _TASKS = 6
 _ROUNDS = 15
 
 
+@needs("several")
 class SeveralPromises(GuardUnderTest):
     """`write_all`: the check and the writes of several resources are one step."""
 
-    @needs("several")
     async def test_several_resources_are_written_together(self, guard: Guard) -> None:
         """Each with a token of its own, which is remembered with its holder."""
         tokens = {name: Token(number, f"{number:08x}") for number, name in enumerate(reversed(ACCOUNTS), 33)}
@@ -472,7 +472,6 @@ class SeveralPromises(GuardUnderTest):
             assert highest is not None
             assert (highest, highest.holder) == (token, token.holder)
 
-    @needs("several")
     @pytest.mark.parametrize("stale", ACCOUNTS)
     async def test_one_stale_token_refuses_all_and_is_named(self, guard: Guard, stale: str) -> None:
         """Wherever it stands, nothing is written and no fence is raised."""
@@ -482,7 +481,6 @@ class SeveralPromises(GuardUnderTest):
         assert (error.resource, error.token, error.fence, error.conflict) == (stale, 33, 34, False)
         await self._all_accepted(guard, dict.fromkeys(ACCOUNTS, NEW), "new")
 
-    @needs("several")
     async def test_one_conflict_refuses_all_and_is_named(self, guard: Guard) -> None:
         """As it refuses a single write."""
         await guard.raise_to(ACCOUNTS[1], NEW)
@@ -490,7 +488,6 @@ class SeveralPromises(GuardUnderTest):
         assert (error.resource, error.conflict) == (ACCOUNTS[1], True)
         assert await guard.highest(ACCOUNTS[0]) is None
 
-    @needs("several")
     async def test_each_fence_refuses_by_itself_afterwards(self, guard: Guard) -> None:
         """A write to one of the resources meets the fence that a write to all has raised."""
         await self._all_accepted(guard, dict.fromkeys(ACCOUNTS, NEW), "together")
@@ -498,12 +495,10 @@ class SeveralPromises(GuardUnderTest):
             await self.refused(guard, name, OLD)
             await self.accepted(guard, name, NEW, "alone")
 
-    @needs("several")
     async def test_fifty_resources_fit_into_one_step(self, guard: Guard) -> None:
         """No limit of a statement or a script comes before the one that etcd sets."""
         await self._all_accepted(guard, {f"accounts/{number}": number for number in range(_MANY)}, "many")
 
-    @needs("several")
     async def test_steps_that_overlap_do_not_wait_for_each_other_in_a_circle(self, guard: Guard) -> None:
         """Each takes some of the resources, in an order of its own; the highest token wins in each."""
         names = [f"accounts/{number}" for number in range(6)]
@@ -528,7 +523,6 @@ class SeveralPromises(GuardUnderTest):
             assert await guard.highest(name) == token
             assert await self.read(guard, name) == str(token)
 
-    @needs("several")
     async def test_no_step_is_torn_by_another(self, guard: Guard) -> None:
         """Writers of the same resources: at the end all have the value of one writer, that with the highest token."""
 
@@ -546,7 +540,6 @@ class SeveralPromises(GuardUnderTest):
                 await asyncio.gather(*(work(token) for token in tokens))
             assert {await self.read(guard, name) for name in ACCOUNTS} == {str(max(tokens))}
 
-    @needs("several")
     @pytest.mark.parametrize("tokens", NO_MAPPINGS, ids=lambda tokens: ascii(tokens)[:20])
     async def test_what_is_no_mapping_of_tokens_is_refused_and_changes_nothing(self, guard: Guard, tokens: Any) -> None:
         """Before any request or write."""

@@ -265,13 +265,13 @@ _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {
 }
 
 
+@needs("breakable")
 class OutagePromises(BackendUnderTest):
     """Error translation and recovery. For backends that declare ``breakable``."""
 
-    @needs("breakable")
     @pytest.mark.parametrize("operation", _CALLS)
     async def test_a_store_out_of_reach_is_an_error_of_ours(self, backend: Backend, operation: str) -> None:
-        """Of one class for every driver; with the driver's error as its cause, and without secrets."""
+        """One class for every driver, with the driver's error as its cause, and without secrets."""
         claim = self.claim()
         await self.granted(backend, claim)
         async with self.soon(), self.break_store(backend):
@@ -282,9 +282,8 @@ class OutagePromises(BackendUnderTest):
         assert raised.value.__cause__ is not None
         assert claim.owner not in f"{raised.value} {raised.value!r} {raised.value.__cause__!r}"
 
-    @needs("breakable")
     async def test_the_same_object_works_again_after_an_outage(self, backend: Backend) -> None:
-        """It reconnects by itself, and still knows an earlier grant."""
+        """The backend reconnects by itself, and still knows an earlier grant."""
         claim = self.claim()
         token = await self.granted(backend, claim)
         async with self.soon(), self.break_store(backend):
@@ -295,7 +294,6 @@ class OutagePromises(BackendUnderTest):
         await backend.release(claim)
         await self.granted(backend, self.claim())
 
-    @needs("breakable")
     async def test_a_lease_rides_out_an_outage(self, backend: Backend) -> None:
         """Renewals fail, the work goes on, and the first renewal after the outage makes good."""
         seen: asyncio.Queue[str] = asyncio.Queue()

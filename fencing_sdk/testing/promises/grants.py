@@ -58,11 +58,12 @@ class GrantPromises(BackendUnderTest):
         await self.granted(backend, self.claim())
 
     async def test_inspect_shows_the_grant_that_was_given(self, backend: Backend) -> None:
-        """Name, token, public holder and the seconds that are left."""
-        claim = self.claim()
+        """Name, token, public holder and the seconds that are left; never the owner, which could release the lock."""
+        claim = self.claim(label="batch 7")
         token = await self.granted(backend, claim)
         holder = await backend.inspect(claim.name)
         assert holder is not None
+        assert claim.owner not in repr(holder)
         assert (holder.name, holder.token, holder.id) == (claim.name, token, claim.holder)
         assert 0 < holder.remaining <= self.ended_after(claim.ttl)
 
@@ -73,12 +74,6 @@ class GrantPromises(BackendUnderTest):
         await self.granted(backend, claim)
         await backend.release(claim)
         assert await backend.inspect(claim.name) is None
-
-    async def test_inspect_keeps_the_owner_id_secret(self, backend: Backend) -> None:
-        """The owner id is enough to release the lock, so it is never shown."""
-        claim = self.claim(label="batch 7")
-        await self.granted(backend, claim)
-        assert claim.owner not in repr(await backend.inspect(claim.name))
 
     async def test_grants_outlive_the_object_that_asked_for_them(self, backend: Backend, reopen: Reopen) -> None:
         """Closing the connections releases nothing."""
@@ -193,7 +188,7 @@ class GrantPromises(BackendUnderTest):
     # Refusals
 
     async def test_retry_after_is_a_number_of_seconds_or_unknown(self, backend: Backend) -> None:
-        """It never sends a waiter to sleep beyond the moment at which the holder's grant ends."""
+        """A waiter never sleeps beyond the moment at which the holder's grant ends."""
         claim = self.claim(ttl=self.ttl)
         sent_at = self.now()
         await self.granted(backend, claim)
@@ -280,81 +275,15 @@ async def _cut_short(call: Coroutine[Any, Any, object], yields: int) -> None:
 
 
 ODD_NAMES = (
-    "a",
-    "A",
-    " a",
-    "a ",
-    "a b",
-    "a+b",
-    "a%20b",
-    "a/b",
-    "a%2Fb",
-    "a//b",
-    "a\\b",
-    "/a",
-    "a/",
-    ".",
-    "..",
-    "../a",
-    "../../etc/passwd",
-    "a.lock",
-    "a:b",
-    "a::b",
-    "{a}",
-    "{a}b",
-    "a{}",
-    "{0}",
-    "%s",
-    "%(name)s",
-    "%",
-    "%00",
-    "$1",
-    "${HOME}",
-    "*",
-    "?",
-    "[a]",
-    "a*",
-    "_",
-    "'",
-    '"',
-    "''",
-    "`a`",
-    "a'; DROP TABLE locks; --",
-    "' OR '1'='1",
-    "a\N{COMBINING ACUTE ACCENT}",
-    "\N{LATIN SMALL LETTER A WITH ACUTE}",
-    "\N{LATIN SMALL LETTER SHARP S}",
-    "ss",
-    "\N{LATIN SMALL LETTER DOTLESS I}",
-    "\N{FULLWIDTH LATIN SMALL LETTER A}",
-    "\N{ZERO WIDTH SPACE}",
-    "a\N{ZERO WIDTH SPACE}",
-    "a\N{NO-BREAK SPACE}b",
-    "\N{RIGHT-TO-LEFT OVERRIDE}a",
-    "\N{LOCK}",
-    "0",
-    "00",
-    "-1",
-    "None",
-    "null",
-    "true",
-    "#",
-    "a#b",
-    "a?b=c",
-    "a&b",
-    "a,b",
-    "a;b",
-    "a|b",
-    "a~b",
-    "<a>",
-    "-rf",
-    "x" * 511,
-    "x" * 511 + "y",
-    "x" * 511 + "z",
-    "\N{LOCK}" * 127,
-    "\N{LOCK}" * 128,
-    "/" * 512,
-    "%" * 512,
+    *("a", "A", " a", "a ", "a b", "a+b", "a%20b", "0", "00", "-1", "None", "null", "true"),
+    *("a/b", "a%2Fb", "a//b", "a\\b", "/a", "a/", ".", "..", "../a", "../../etc/passwd", "a.lock", "-rf"),
+    *("a:b", "a::b", "{a}", "{a}b", "a{}", "{0}", "%s", "%(name)s", "%", "%00", "$1", "${HOME}"),
+    *("*", "?", "[a]", "a*", "_", "'", '"', "''", "`a`", "a'; DROP TABLE locks; --", "' OR '1'='1"),
+    *("#", "a#b", "a?b=c", "a&b", "a,b", "a;b", "a|b", "a~b", "<a>"),
+    *("a\N{COMBINING ACUTE ACCENT}", "\N{LATIN SMALL LETTER A WITH ACUTE}", "\N{LATIN SMALL LETTER SHARP S}", "ss"),
+    *("\N{LATIN SMALL LETTER DOTLESS I}", "\N{FULLWIDTH LATIN SMALL LETTER A}", "\N{LOCK}"),
+    *("\N{ZERO WIDTH SPACE}", "a\N{ZERO WIDTH SPACE}", "a\N{NO-BREAK SPACE}b", "\N{RIGHT-TO-LEFT OVERRIDE}a"),
+    *("x" * 511, "x" * 511 + "y", "x" * 511 + "z", "\N{LOCK}" * 127, "\N{LOCK}" * 128, "/" * 512, "%" * 512),
 )
 """Valid names that are easily escaped wrongly, folded into one another, or cut."""
 

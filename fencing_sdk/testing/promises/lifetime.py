@@ -95,7 +95,7 @@ class ExpiryPromises(BackendUnderTest):
             assert freed_at >= self.lasted_until(sent_at, ttl)
 
     async def test_the_remaining_seconds_shrink(self, backend: Backend) -> None:
-        """What `inspect` shows is what is left, and not the ttl of the claim."""
+        """`inspect` shows the seconds that are left, and not the ttl of the claim."""
         ttl = 10 * self.ttl
         await self.granted(backend, self.claim(ttl=ttl))
         granted_by = self.now()
@@ -176,7 +176,7 @@ class RenewalPromises(BackendUnderTest):
     # Another ttl
 
     async def test_a_renewal_may_set_a_longer_ttl(self, backend: Backend) -> None:
-        """It counts from the renewal on: so a job leaves its lock to the store for a while."""
+        """The new ttl counts from the renewal on: so a job leaves its lock to the store for a while."""
         await self._kept(backend, backend)
 
     async def test_a_renewal_may_set_a_shorter_ttl(self, backend: Backend) -> None:
@@ -204,7 +204,7 @@ class RenewalPromises(BackendUnderTest):
     # Many in one call
 
     async def test_an_empty_renewal_has_no_outcomes(self, backend: Backend) -> None:
-        """It sends nothing, and nothing fails."""
+        """Nothing is sent, and nothing fails."""
         assert list(await backend.renew([])) == []
 
     async def test_every_claim_has_its_own_outcome_in_order(self, backend: Backend) -> None:

@@ -13,14 +13,13 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.claim import Busy, Claim, Grant
+from fencing_sdk._values.claim import Busy, Claim
 from fencing_sdk.abc import Backend, SupportsLine
 from fencing_sdk.errors import LeaseLostError, LossReason
 from fencing_sdk.testing.promises.under_test import (
     NAME,
     BackendUnderTest,
-    NoticingBackend,
-    QueueingBackend,
+    PowerfulBackend,
     Reopen,
     StandingClaim,
     in_line,
@@ -31,11 +30,11 @@ _WAITERS = 50
 _YIELDS = range(8)
 
 
+@needs("queues")
 class LinePromises(BackendUnderTest):
     """Order, wake-ups, and leaving. For backends that declare ``queues``."""
 
-    @needs("queues")
-    async def test_a_release_wakes_the_head_of_the_line(self, backend: QueueingBackend) -> None:
+    async def test_a_release_wakes_the_head_of_the_line(self, backend: PowerfulBackend) -> None:
         """A waiter sleeps until the release and is granted then."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -46,9 +45,8 @@ class LinePromises(BackendUnderTest):
             await backend.release(holder)
             await served
 
-    @needs("queues")
     async def test_a_release_on_another_client_wakes_the_head_too(
-        self, backend: QueueingBackend, reopen: Reopen
+        self, backend: PowerfulBackend, reopen: Reopen
     ) -> None:
         """Wake-ups go through the store."""
         holder, waiter = self.claim(), self.claim()
@@ -60,8 +58,7 @@ class LinePromises(BackendUnderTest):
                 await other.release(holder)
                 await served
 
-    @needs("queues")
-    async def test_a_release_before_joining_is_not_missed(self, backend: QueueingBackend) -> None:
+    async def test_a_release_before_joining_is_not_missed(self, backend: PowerfulBackend) -> None:
         """Refused, released, joined: the try after joining succeeds without any wake-up."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -70,8 +67,7 @@ class LinePromises(BackendUnderTest):
         async with in_line(backend, waiter):
             await self.granted(backend, waiter)
 
-    @needs("queues")
-    async def test_a_release_between_joining_and_waiting_is_not_missed(self, backend: QueueingBackend) -> None:
+    async def test_a_release_between_joining_and_waiting_is_not_missed(self, backend: PowerfulBackend) -> None:
         """Joined, refused, released: the wait that begins only then returns at once."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -82,8 +78,7 @@ class LinePromises(BackendUnderTest):
                 await turn.wait()
             await self._served(backend, waiter, turn)
 
-    @needs("queues")
-    async def test_the_line_is_served_in_order(self, backend: QueueingBackend) -> None:
+    async def test_the_line_is_served_in_order(self, backend: PowerfulBackend) -> None:
         """At every release the head is granted and all the others are refused."""
         claims = [self.claim() for _ in range(4)]
         await self.granted(backend, claims[0])
@@ -95,8 +90,7 @@ class LinePromises(BackendUnderTest):
                     await self.refused(backend, later)
                 await self._served(backend, head, turn)
 
-    @needs("queues")
-    async def test_a_newcomer_does_not_overtake_the_line(self, backend: QueueingBackend) -> None:
+    async def test_a_newcomer_does_not_overtake_the_line(self, backend: PowerfulBackend) -> None:
         """The lock is free, but it is kept for the waiter at the head."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -107,11 +101,10 @@ class LinePromises(BackendUnderTest):
             assert busy.retry_after is None or busy.retry_after > 0, "a newcomer would try in a tight loop"
             await self._served(backend, waiter, turn)
 
-    @needs("queues")
     async def test_a_waiter_keeps_its_place_for_longer_than_a_sign_of_life_lasts(
-        self, backend: QueueingBackend, reopen: Reopen
+        self, backend: PowerfulBackend, reopen: Reopen
     ) -> None:
-        """It tries when the store advises it, and stays the head of the line until the release."""
+        """The waiter tries when the store advises it, and stays the head of the line until the release."""
         holder, head, late = self.claim(), self.claim(), self.claim()
         await self.granted(backend, holder)
         async with aclosing(reopen()) as other, AsyncExitStack() as line:
@@ -130,8 +123,7 @@ class LinePromises(BackendUnderTest):
             await self.refused(other, late)
             await self._served(backend, head, turn)
 
-    @needs("queues")
-    async def test_leaving_while_it_is_your_turn_passes_the_turn_on(self, backend: QueueingBackend) -> None:
+    async def test_leaving_while_it_is_your_turn_passes_the_turn_on(self, backend: PowerfulBackend) -> None:
         """The head was woken and lost interest: the next one is woken instead."""
         holder, head, second = self.claim(), self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -145,8 +137,7 @@ class LinePromises(BackendUnderTest):
                 await leaving.aclose()
                 await served
 
-    @needs("queues")
-    async def test_leaving_from_the_middle_of_the_line_keeps_the_order(self, backend: QueueingBackend) -> None:
+    async def test_leaving_from_the_middle_of_the_line_keeps_the_order(self, backend: PowerfulBackend) -> None:
         """Every waiter behind moves up by one."""
         holder, head, middle, last = (self.claim() for _ in range(4))
         await self.granted(backend, holder)
@@ -160,8 +151,7 @@ class LinePromises(BackendUnderTest):
                 await backend.release(head)
                 await self._served(backend, last, last_turn)
 
-    @needs("queues")
-    async def test_a_cancelled_waiter_leaves_nothing_in_the_line(self, backend: QueueingBackend) -> None:
+    async def test_a_cancelled_waiter_leaves_nothing_in_the_line(self, backend: PowerfulBackend) -> None:
         """After its task has ended, a newcomer is granted as if it had never waited."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -171,8 +161,7 @@ class LinePromises(BackendUnderTest):
         await backend.release(holder)
         await self.granted(backend, self.claim())
 
-    @needs("queues")
-    async def test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line(self, backend: QueueingBackend) -> None:
+    async def test_a_waiter_cancelled_while_joining_leaves_nothing_in_the_line(self, backend: PowerfulBackend) -> None:
         """Wherever the cancellation hits: half joined is not joined."""
         for yields in _YIELDS:
             name = f"joining/{yields}"
@@ -182,8 +171,7 @@ class LinePromises(BackendUnderTest):
             await _cancel(task)
             await self.freed_soon(backend, self.claim(name))
 
-    @needs("queues")
-    async def test_a_holder_that_was_served_is_not_in_the_line_any_more(self, backend: QueueingBackend) -> None:
+    async def test_a_holder_that_was_served_is_not_in_the_line_any_more(self, backend: PowerfulBackend) -> None:
         """A retry repeats its grant, and leaving the line afterwards gives nothing away."""
         holder, waiter = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -195,15 +183,13 @@ class LinePromises(BackendUnderTest):
         await backend.release(waiter)
         await self.granted(backend, self.claim())
 
-    @needs("queues")
-    async def test_each_name_has_a_line_of_its_own(self, backend: QueueingBackend) -> None:
+    async def test_each_name_has_a_line_of_its_own(self, backend: PowerfulBackend) -> None:
         """A waiter in line for one lock holds up no waiter of another lock."""
         await self.granted(backend, self.claim("a"))
         async with in_line(backend, self.claim("a")):
             await self.granted(backend, self.claim("b"))
 
-    @needs("queues")
-    async def test_the_head_gets_the_lock_of_a_holder_that_died(self, backend: QueueingBackend) -> None:
+    async def test_the_head_gets_the_lock_of_a_holder_that_died(self, backend: PowerfulBackend) -> None:
         """No store announces an expiry reliably: ``retry_after`` is soon enough for a waiter's own timer."""
         sent_at = self.now()
         await self.granted(backend, self.claim(ttl=self.ttl))
@@ -213,8 +199,7 @@ class LinePromises(BackendUnderTest):
             freed_at = await self.freed(backend, waiter, by=by)
         assert freed_at >= self.lasted_until(sent_at, self.ttl)
 
-    @needs("queues")
-    async def test_fifty_waiters_are_all_served_in_order(self, backend: QueueingBackend, reopen: Reopen) -> None:
+    async def test_fifty_waiters_are_all_served_in_order(self, backend: PowerfulBackend, reopen: Reopen) -> None:
         """Waiters of two clients, joined in turn, are each served exactly once."""
         served: list[int] = []
         joined = asyncio.Queue[None]()
@@ -237,14 +222,7 @@ class LinePromises(BackendUnderTest):
             await backend.release(first)
         assert served == list(range(_WAITERS))
 
-    async def _served(self, backend: Backend, claim: Claim, turn: StandingClaim) -> int:
-        """Wait for the turn of *claim* by wake-ups alone, without a timer that would hide a lost one."""
-        async with self.soon():
-            while not isinstance(outcome := await backend.acquire(claim), Grant):
-                await turn.wait()
-        return outcome.token
-
-    async def _stand(self, backend: QueueingBackend, claim: Claim) -> None:
+    async def _stand(self, backend: PowerfulBackend, claim: Claim) -> None:
         async with in_line(backend, claim) as turn:
             while True:
                 await turn.wait()
@@ -265,11 +243,11 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
+@needs("hands_over")
 class DirectGrantPromises(BackendUnderTest):
     """Handing over, and releasing. For backends that declare ``hands_over``."""
 
-    @needs("hands_over")
-    async def test_a_release_hands_the_lock_over_with_its_token(self, backend: QueueingBackend) -> None:
+    async def test_a_release_hands_the_lock_over_with_its_token(self, backend: PowerfulBackend) -> None:
         """The waiter asks for nothing after it has joined."""
         holder = self.claim()
         before = await self.granted(backend, holder)
@@ -283,9 +261,8 @@ class DirectGrantPromises(BackendUnderTest):
         self.assert_rising([before, token])
         assert await self.granted(backend, waiter.claim) == token, "asking again repeats the grant"
 
-    @needs("hands_over")
     async def test_a_lock_that_was_released_before_the_waiter_joined_is_handed_over(
-        self, backend: QueueingBackend
+        self, backend: PowerfulBackend
     ) -> None:
         """Refused, released, joined: the waiter is not left with a free lock."""
         holder, claim = self.claim(), self.claim()
@@ -294,9 +271,8 @@ class DirectGrantPromises(BackendUnderTest):
         await backend.release(holder)
         await self._handed(StandingClaim(backend, claim, hand_over=True))
 
-    @needs("hands_over")
     async def test_a_lock_is_handed_over_in_the_order_of_arrival(
-        self, backend: QueueingBackend, reopen: Reopen
+        self, backend: PowerfulBackend, reopen: Reopen
     ) -> None:
         """Waiters of two clients, each served once."""
         holder = self.claim()
@@ -316,8 +292,7 @@ class DirectGrantPromises(BackendUnderTest):
                 holder = waiter.claim
             self.assert_rising(tokens)
 
-    @needs("hands_over")
-    async def test_a_waiter_that_has_left_is_not_handed_the_lock(self, backend: QueueingBackend) -> None:
+    async def test_a_waiter_that_has_left_is_not_handed_the_lock(self, backend: PowerfulBackend) -> None:
         """The release of its claim takes it out of the line."""
         holder = self.claim()
         await self.granted(backend, holder)
@@ -328,8 +303,7 @@ class DirectGrantPromises(BackendUnderTest):
         await backend.release(holder)
         await self.granted(backend, self.claim())
 
-    @needs("hands_over")
-    async def test_a_grant_on_its_way_to_a_waiter_that_leaves_is_released(self, backend: QueueingBackend) -> None:
+    async def test_a_grant_on_its_way_to_a_waiter_that_leaves_is_released(self, backend: PowerfulBackend) -> None:
         """Handed over and cancelled at once: the release of its claim passes the lock on to the next waiter."""
         holder = self.claim()
         await self.granted(backend, holder)
@@ -344,8 +318,7 @@ class DirectGrantPromises(BackendUnderTest):
         await backend.release(leaving.claim)
         await self._handed(following)
 
-    @needs("hands_over")
-    async def test_a_handed_grant_lasts_for_its_ttl_from_its_age_on(self, backend: QueueingBackend) -> None:
+    async def test_a_handed_grant_lasts_for_its_ttl_from_its_age_on(self, backend: PowerfulBackend) -> None:
         """Whatever the message took: no other claim is granted before the age and the ttl allow it."""
         holder = self.claim()
         await self.granted(backend, holder)
@@ -359,8 +332,7 @@ class DirectGrantPromises(BackendUnderTest):
         freed_at = await self.freed(backend, self.claim(), by=by)
         assert freed_at >= self.lasted_until(counts_from, self.ttl)
 
-    @needs("hands_over")
-    async def test_a_waiter_that_asks_is_woken_and_not_handed_the_lock(self, backend: QueueingBackend) -> None:
+    async def test_a_waiter_that_asks_is_woken_and_not_handed_the_lock(self, backend: PowerfulBackend) -> None:
         """Fences are raised with a grant, and shares have their own rules: only a try does that."""
         holder, claim = self.claim(), self.claim()
         await self.granted(backend, holder)
@@ -379,11 +351,11 @@ class DirectGrantPromises(BackendUnderTest):
         return waiter.grant.token
 
 
+@needs("notices")
 class NoticePromises(BackendUnderTest):
     """For backends that declare ``notices``."""
 
-    @needs("notices")
-    async def test_the_holder_is_told_that_its_grant_was_taken_away(self, backend: NoticingBackend) -> None:
+    async def test_the_holder_is_told_that_its_grant_was_taken_away(self, backend: PowerfulBackend) -> None:
         """The notice names the claim and the reason, and the lock is free."""
         notices: asyncio.Queue[tuple[str, str, LossReason]] = asyncio.Queue()
         backend.on_loss(lambda claim, reason, *_: notices.put_nowait((claim.name, claim.owner, reason)))
@@ -394,8 +366,7 @@ class NoticePromises(BackendUnderTest):
             assert await notices.get() == (NAME, claim.owner, LossReason.REVOKED)
         await self.granted(backend, self.claim())
 
-    @needs("notices")
-    async def test_giving_back_is_no_loss(self, backend: NoticingBackend) -> None:
+    async def test_giving_back_is_no_loss(self, backend: PowerfulBackend) -> None:
         """Only a grant that ends behind its holder's back is worth a notice."""
         notices: list[Claim] = []
         backend.on_loss(lambda claim, *_: notices.append(claim))
@@ -406,8 +377,7 @@ class NoticePromises(BackendUnderTest):
         await self.granted(backend, self.claim())
         assert not notices
 
-    @needs("notices")
-    async def test_notices_stop_when_nobody_wants_them(self, backend: NoticingBackend) -> None:
+    async def test_notices_stop_when_nobody_wants_them(self, backend: PowerfulBackend) -> None:
         """One client leaves, the others still hear."""
         notices: asyncio.Queue[str] = asyncio.Queue()
         stop = backend.on_loss(lambda *_: notices.put_nowait("left"))
@@ -420,8 +390,7 @@ class NoticePromises(BackendUnderTest):
             assert await notices.get() == "here"
         assert notices.empty()
 
-    @needs("notices")
-    async def test_a_notice_ends_the_lease_and_its_work(self, backend: NoticingBackend) -> None:
+    async def test_a_notice_ends_the_lease_and_its_work(self, backend: PowerfulBackend) -> None:
         """No heartbeat is needed: the next one would be minutes away."""
         async with LockClient(backend) as locks:
             working = asyncio.create_task(_work(locks))

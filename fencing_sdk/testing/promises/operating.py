@@ -1,14 +1,9 @@
-"""
-What operators do: list what is held and who waits, and take a grant away without hitting a later one.
-
-The last part is about a grant that passes from one owner to another in one step.
-"""
+"""Operators list holders and waiters and revoke a grant, never a later one; a grant passes to another owner."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Protocol
 
 import pytest
 
@@ -27,29 +22,18 @@ from fencing_sdk._values.claim import (
     Revoked,
     Waiting,
 )
-from fencing_sdk.abc import Backend, SupportsLine, SupportsListing, SupportsRevoking, SupportsShares, SupportsTransfer
+from fencing_sdk.abc import SupportsLine, SupportsRevoking, SupportsTransfer
 from fencing_sdk.errors import LeaseLostError, LossReason
-from fencing_sdk.testing.promises.under_test import NAME, BackendUnderTest, Reopen, in_line, needs
+from fencing_sdk.testing.promises.under_test import NAME, BackendUnderTest, PowerfulBackend, Reopen, in_line, needs
 
 REASON = "deploy 42 hangs"
 
 
-class ListingBackend(Backend, SupportsListing, Protocol):
-    """What ``lists`` declares."""
-
-
-class SharesAreListed(ListingBackend, SupportsShares, Protocol):
-    """What ``lists`` and ``shares`` declare."""
-
-
-class RevokingBackend(Backend, SupportsRevoking, Protocol):
-    """What ``revokes`` declares."""
-
-
+@needs("lists")
 class ListingPromises(BackendUnderTest):
     """For backends that declare ``lists``."""
 
-    async def listed(self, backend: ListingBackend, prefix: str = "", limit: int = 100) -> list[Holder]:
+    async def listed(self, backend: PowerfulBackend, prefix: str = "", limit: int = 100) -> list[Holder]:
         """Every holder of the names that begin with *prefix*, page by page."""
         page = await backend.list_holders(prefix, None, limit)
         found = list(page.holders)
@@ -58,7 +42,7 @@ class ListingPromises(BackendUnderTest):
             found += page.holders
         return found
 
-    async def line(self, backend: ListingBackend, length: int) -> list[Waiting]:
+    async def line(self, backend: PowerfulBackend, length: int) -> list[Waiting]:
         """The waiters of the lock, as soon as there are so many."""
         async with self.soon():
             while True:
@@ -66,8 +50,7 @@ class ListingPromises(BackendUnderTest):
                     return list(found)
                 await asyncio.sleep(0.01)
 
-    @needs("lists")
-    async def test_what_is_held_is_listed_as_inspect_shows_it(self, backend: ListingBackend) -> None:
+    async def test_what_is_held_is_listed_as_inspect_shows_it(self, backend: PowerfulBackend) -> None:
         """Name, token, holder, label; what was released is not there."""
         held, released = self.claim("a/1", label="host 7"), self.claim("a/2")
         token = await self.granted(backend, held)
@@ -78,8 +61,7 @@ class ListingPromises(BackendUnderTest):
         assert 0 < found.remaining <= held.ttl + 1
         assert found.held_for is None or 0 <= found.held_for < 60
 
-    @needs("lists")
-    async def test_inspect_tells_the_age_of_a_grant_as_the_listing_does(self, backend: ListingBackend) -> None:
+    async def test_inspect_tells_the_age_of_a_grant_as_the_listing_does(self, backend: PowerfulBackend) -> None:
         """Both know it, or neither does: an operator sees a lock in the listing, and looks closer."""
         await self.granted(backend, self.claim())
         (listed,) = await self.listed(backend)
@@ -87,8 +69,8 @@ class ListingPromises(BackendUnderTest):
         assert shown is not None
         assert _same_age(listed, shown)
 
-    @needs("lists", "shares")
-    async def test_holders_tells_the_age_of_every_share_as_the_listing_does(self, backend: SharesAreListed) -> None:
+    @needs("shares")
+    async def test_holders_tells_the_age_of_every_share_as_the_listing_does(self, backend: PowerfulBackend) -> None:
         """A permit alone and beside others, readers, and what inspect returns of them."""
         for name, mode, count in (("one", Permit(3), 1), ("two", Permit(3), 2), ("readers", READER, 2)):
             for _ in range(count):
@@ -99,8 +81,7 @@ class ListingPromises(BackendUnderTest):
             assert len(found) == len(listed) == count
             assert all(_same_age(listed[holder.id], holder) for holder in (shown, *found))
 
-    @needs("lists")
-    async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: ListingBackend) -> None:
+    async def test_the_prefix_chooses_and_its_characters_mean_themselves(self, backend: PowerfulBackend) -> None:
         """A prefix is not a pattern."""
         for name in ("a*b/1", "a*b/2", "axb/1", "a", "A*b/1", "a%b", "a_b", "a[*]b/1"):
             await self.granted(backend, self.claim(name))
@@ -108,8 +89,7 @@ class ListingPromises(BackendUnderTest):
         assert {holder.name for holder in await self.listed(backend, "a[*]")} == {"a[*]b/1"}
         assert {holder.name for holder in await self.listed(backend, "a_")} == {"a_b"}
 
-    @needs("lists")
-    async def test_every_page_goes_on_where_the_last_one_ended(self, backend: ListingBackend) -> None:
+    async def test_every_page_goes_on_where_the_last_one_ended(self, backend: PowerfulBackend) -> None:
         """All that are held from begin to end are listed, although others are released and acquired meanwhile."""
         stays = {f"stays/{number}" for number in range(40)}
         goes = [self.claim(f"goes/{number}") for number in range(40)]
@@ -127,8 +107,8 @@ class ListingPromises(BackendUnderTest):
             page = await backend.list_holders("", page.cursor, 7)
         assert stays <= listed
 
-    @needs("lists", "queues")
-    async def test_waiters_are_listed_in_the_order_of_the_line(self, backend: ListingBackend) -> None:
+    @needs("queues")
+    async def test_waiters_are_listed_in_the_order_of_the_line(self, backend: PowerfulBackend) -> None:
         """With the public digests of their owners; the holder is not among them."""
         async with LockClient(backend) as locks, locks.lock(NAME) as lease:
             tasks: list[asyncio.Task[object]] = []
@@ -145,15 +125,14 @@ class ListingPromises(BackendUnderTest):
                 task.cancel()
             await asyncio.wait(tasks)
 
-    @needs("lists")
-    async def test_a_lock_without_waiters_has_none(self, backend: ListingBackend) -> None:
+    async def test_a_lock_without_waiters_has_none(self, backend: PowerfulBackend) -> None:
         """Held or free."""
         assert list(await backend.list_waiters(NAME)) == []
         await self.granted(backend, self.claim())
         assert list(await backend.list_waiters(NAME)) == []
 
-    @needs("lists", "shares")
-    async def test_every_permit_and_every_reader_is_listed(self, backend: ListingBackend) -> None:
+    @needs("shares")
+    async def test_every_permit_and_every_reader_is_listed(self, backend: PowerfulBackend) -> None:
         """One by one, with mode and number."""
         for number in range(3):
             await self.granted(backend, Claim("permits", 60.0, mode=Permit(3)))
@@ -162,9 +141,9 @@ class ListingPromises(BackendUnderTest):
         assert sorted(holder.permit for holder in found if holder.permit is not None) == [0, 1, 2]
         assert {holder.label for holder in found if holder.mode == READER} == {"0", "1", "2"}
 
-    @needs("lists", "shares", "queues")
+    @needs("shares", "queues")
     async def test_holders_and_waiters_are_shown_in_their_modes_with_their_labels(
-        self, backend: SharesAreListed
+        self, backend: PowerfulBackend
     ) -> None:
         """A writer is not a lock, whether it holds or waits; so an operator sees who holds up whom, and why."""
         assert isinstance(backend, SupportsLine)
@@ -183,11 +162,11 @@ class ListingPromises(BackendUnderTest):
                 assert (waiter.mode, waiter.label) == (mode, "waits")
 
 
+@needs("revokes")
 class RevokingPromises(BackendUnderTest):
     """For backends that declare ``revokes``."""
 
-    @needs("revokes")
-    async def test_a_revoked_grant_is_over_and_the_next_token_is_higher(self, backend: RevokingBackend) -> None:
+    async def test_a_revoked_grant_is_over_and_the_next_token_is_higher(self, backend: PowerfulBackend) -> None:
         """The lock is free at once; the former holder cannot renew, and hears of it."""
         claim = self.claim()
         token = await self.granted(backend, claim)
@@ -196,8 +175,7 @@ class RevokingPromises(BackendUnderTest):
         assert await self.granted(backend, self.claim()) > token
         assert await self.renewed(backend, claim) in {Revoked(REASON), Renewal.TAKEN_OVER, Renewal.REFUSED}
 
-    @needs("revokes")
-    async def test_a_later_grant_is_never_revoked_for_an_earlier_one(self, backend: RevokingBackend) -> None:
+    async def test_a_later_grant_is_never_revoked_for_an_earlier_one(self, backend: PowerfulBackend) -> None:
         """Another token than the one that is held changes nothing: an earlier, a later, or none."""
         former, claim = self.claim(), self.claim()
         seen = await self.granted(backend, former)
@@ -209,17 +187,15 @@ class RevokingPromises(BackendUnderTest):
         assert await backend.revoke("another", token, REASON) is False
         assert await self.renewed(backend, claim) is Renewal.RENEWED
 
-    @needs("revokes")
-    async def test_a_grant_is_revoked_once(self, backend: RevokingBackend, reopen: Reopen) -> None:
-        """Of several operators one takes it away, also when they come by different clients."""
+    async def test_a_grant_is_revoked_once(self, backend: PowerfulBackend, reopen: Reopen) -> None:
+        """One of several operators takes it away, also when they use different clients."""
         token = await self.granted(backend, self.claim())
         async with aclosing(reopen()) as other:
             assert isinstance(other, SupportsRevoking)
             calls = [store.revoke(NAME, token, REASON) for store in (backend, other, backend)]
             assert sorted(await asyncio.gather(*calls)) == [False, False, True]
 
-    @needs("revokes")
-    async def test_the_holder_loses_its_lease_and_reads_the_reason(self, backend: RevokingBackend) -> None:
+    async def test_the_holder_loses_its_lease_and_reads_the_reason(self, backend: PowerfulBackend) -> None:
         """The work is cancelled, also where another client revokes."""
         async with LockClient(backend) as locks, LockClient(backend) as operator:
             working = asyncio.create_task(_work(locks, 60.0, self.ttl))
@@ -229,9 +205,9 @@ class RevokingPromises(BackendUnderTest):
                 await asyncio.wait_for(working, self.patience)
         assert (lost.value.reason, lost.value.detail) == (LossReason.REVOKED, REASON)
 
-    @needs("revokes", "queues")
-    async def test_the_next_waiter_gets_a_revoked_lock(self, backend: RevokingBackend) -> None:
-        """It need not wait for the ttl, and its token is higher."""
+    @needs("queues")
+    async def test_the_next_waiter_gets_a_revoked_lock(self, backend: PowerfulBackend) -> None:
+        """Without waiting for the ttl, and with a higher token."""
         claim = self.claim(ttl=3600)
         token = await self.granted(backend, claim)
         async with LockClient(backend) as locks:
@@ -242,9 +218,9 @@ class RevokingPromises(BackendUnderTest):
             assert lease.token > token
             await lease.release()
 
-    @needs("revokes", "queues", "notices")
+    @needs("queues", "notices")
     async def test_the_holder_is_told_although_its_own_client_gets_the_lock_next(
-        self, backend: RevokingBackend
+        self, backend: PowerfulBackend
     ) -> None:
         """Two tasks of one process may hold and wait."""
         async with LockClient(backend) as locks:
@@ -256,8 +232,8 @@ class RevokingPromises(BackendUnderTest):
             assert await asyncio.wait_for(lease.wait_lost(), self.patience) is LossReason.REVOKED
             await following.release()
 
-    @needs("revokes", "shares")
-    async def test_one_permit_is_revoked_and_the_others_stay(self, backend: RevokingBackend) -> None:
+    @needs("shares")
+    async def test_one_permit_is_revoked_and_the_others_stay(self, backend: PowerfulBackend) -> None:
         """A permit has a token of its own."""
         claims = [Claim("gpu", 60.0, mode=Permit(2)) for _ in range(2)]
         tokens = [await self.granted(backend, claim) for claim in claims]
@@ -266,8 +242,7 @@ class RevokingPromises(BackendUnderTest):
         assert await self.renewed(backend, claims[0]) is not Renewal.RENEWED
         assert await self.granted(backend, Claim("gpu", 60.0, mode=Permit(2))) > max(tokens)
 
-    @needs("revokes")
-    async def test_the_release_of_a_revoked_grant_answers_as_its_renewal(self, backend: RevokingBackend) -> None:
+    async def test_the_release_of_a_revoked_grant_answers_as_its_renewal(self, backend: PowerfulBackend) -> None:
         """A holder that leaves before it has heard of the revocation learns it then, and why."""
         asked, released = self.claim("a"), self.claim("b")
         for claim in (asked, released):
@@ -287,22 +262,7 @@ async def _work(locks: LockClient, ttl: float, interval: float) -> None:
         await asyncio.Event().wait()
 
 
-class TransferringBackend(Backend, SupportsTransfer, Protocol):
-    """What ``transfers`` declares."""
-
-
-class TransferringRevocations(TransferringBackend, SupportsRevoking, Protocol):
-    """What ``transfers`` and ``revokes`` declare."""
-
-
-class TransferringLine(TransferringBackend, SupportsLine, Protocol):
-    """What ``transfers`` and ``queues`` declare."""
-
-
-class TransferringShares(TransferringBackend, SupportsShares, Protocol):
-    """What ``transfers`` and ``shares`` declare."""
-
-
+@needs("transfers")
 class TransferPromises(BackendUnderTest):
     """For backends that declare ``transfers``."""
 
@@ -312,8 +272,7 @@ class TransferPromises(BackendUnderTest):
         assert isinstance(answer, Grant), answer
         return answer
 
-    @needs("transfers")
-    async def test_a_grant_passes_to_another_owner_under_a_higher_token(self, backend: TransferringBackend) -> None:
+    async def test_a_grant_passes_to_another_owner_under_a_higher_token(self, backend: PowerfulBackend) -> None:
         """The lock is never free in between; the ttl and the label are those of the heir."""
         of, to = self.claim(label="first"), self.claim(ttl=3600, label="second")
         token = await self.granted(backend, of)
@@ -326,8 +285,7 @@ class TransferPromises(BackendUnderTest):
         await self.refused(backend, self.claim())
         assert await self.renewed(backend, to) is Renewal.RENEWED
 
-    @needs("transfers")
-    async def test_what_the_former_owner_asks_late_changes_nothing(self, backend: TransferringBackend) -> None:
+    async def test_what_the_former_owner_asks_late_changes_nothing(self, backend: PowerfulBackend) -> None:
         """Its renewal would set its own ttl again, and its release would free the lock."""
         of, to = self.claim(), self.claim(ttl=3600)
         await self.granted(backend, of)
@@ -339,16 +297,14 @@ class TransferPromises(BackendUnderTest):
         assert holder.id == to.holder
         assert holder.remaining > 3500
 
-    @needs("transfers")
-    async def test_a_transfer_that_is_repeated_is_one_transfer(self, backend: TransferringBackend) -> None:
+    async def test_a_transfer_that_is_repeated_is_one_transfer(self, backend: PowerfulBackend) -> None:
         """Its answer may have been lost."""
         of, to = self.claim(), self.claim()
         await self.granted(backend, of)
         grant = await self.passed(backend, of, to)
         assert await self.passed(backend, of, to) == grant
 
-    @needs("transfers")
-    async def test_what_is_not_held_is_not_transferred(self, backend: TransferringBackend) -> None:
+    async def test_what_is_not_held_is_not_transferred(self, backend: PowerfulBackend) -> None:
         """Neither a free lock, nor one that another owner holds, nor one that has passed on already."""
         never, holder, heir, late = (self.claim() for _ in range(4))
         assert await backend.transfer(never, heir) in _ENDED
@@ -358,17 +314,17 @@ class TransferPromises(BackendUnderTest):
         assert not isinstance(await backend.transfer(holder, late), Grant)
         assert await self.renewed(backend, heir) is Renewal.RENEWED
 
-    @needs("transfers", "revokes")
-    async def test_an_heir_that_an_operator_has_ended_is_told_why(self, backend: TransferringRevocations) -> None:
-        """When it asks again, because its first answer was lost."""
+    @needs("revokes")
+    async def test_an_heir_that_an_operator_has_ended_is_told_why(self, backend: PowerfulBackend) -> None:
+        """The reason comes when the heir asks again, because its first answer was lost."""
         of, to = self.claim(), self.claim()
         await self.granted(backend, of)
         grant = await self.passed(backend, of, to)
         assert await backend.revoke(NAME, grant.token, "deploy 42 hangs")
         assert await backend.transfer(of, to) == Revoked("deploy 42 hangs")
 
-    @needs("transfers", "queues")
-    async def test_waiters_keep_their_places_when_a_grant_passes_on(self, backend: TransferringLine) -> None:
+    @needs("queues")
+    async def test_waiters_keep_their_places_when_a_grant_passes_on(self, backend: PowerfulBackend) -> None:
         """No room was freed, so no waiter is granted; the release of the heir lets the first one in."""
         of, to, waiter = (self.claim(ttl=3600) for _ in range(3))
         await self.granted(backend, of)
@@ -381,8 +337,8 @@ class TransferPromises(BackendUnderTest):
                     pass
         await backend.release(waiter)
 
-    @needs("transfers", "shares")
-    async def test_a_share_passes_on_with_its_mode_and_its_number(self, backend: TransferringShares) -> None:
+    @needs("shares")
+    async def test_a_share_passes_on_with_its_mode_and_its_number(self, backend: PowerfulBackend) -> None:
         """A permit under a higher token; a reader keeps the token that it shares."""
         grants: dict[str, tuple[Grant, Grant]] = {}
         for name, mode in (("pool", Permit(of=2)), ("page", READER)):

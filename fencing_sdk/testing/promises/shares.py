@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing
-from typing import Protocol
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease, state_of
 from fencing_sdk._values.claim import LOCK, READER, WRITER, Busy, Claim, Grant, Mode, Permit, Renewal
-from fencing_sdk.abc import Backend, SupportsLine, SupportsShares
-from fencing_sdk.testing.promises.under_test import TRIES, BackendUnderTest, Reopen, StandingClaim, in_line, needs
+from fencing_sdk.abc import Backend, SupportsLine
+from fencing_sdk.testing.promises.under_test import (
+    TRIES,
+    BackendUnderTest,
+    PowerfulBackend,
+    Reopen,
+    in_line,
+    needs,
+)
 
 POOL = "gpu-pool"
 CATALOG = "catalog"
@@ -19,20 +25,12 @@ _ALL_PAIRS = (READER, LOCK, WRITER, Permit(2), LOCK, READER, WRITER, LOCK, Permi
 """Each mode follows each other one somewhere."""
 
 
-class SharingBackend(Backend, SupportsShares, Protocol):
-    """A backend that lets several owners hold one name."""
-
-
-class SharingLineBackend(Backend, SupportsShares, SupportsLine, Protocol):
-    """One whose waiters stand in line."""
-
-
+@needs("shares")
 class SharePromises(BackendUnderTest):
     """Who may hold beside whom, with which number and which token. For backends that declare ``shares``."""
 
     # Permits
 
-    @needs("shares")
     async def test_as_many_permits_are_granted_as_there_are(self, backend: Backend, reopen: Reopen) -> None:
         """Each holder has a number of its own, from 0 on, and a higher token than the one before it."""
         async with aclosing(reopen()) as other:
@@ -41,7 +39,6 @@ class SharePromises(BackendUnderTest):
             self.assert_rising([grant.token for grant in grants])
             await self.refused(other, self._permit(3))
 
-    @needs("shares")
     async def test_a_permit_that_was_released_is_granted_again(self, backend: Backend) -> None:
         """The lowest free number, with a token above every earlier one of the name."""
         claims = [self._permit(3) for _ in range(3)]
@@ -53,7 +50,6 @@ class SharePromises(BackendUnderTest):
         self.assert_rising([*tokens, again.token])
         await self.refused(backend, self._permit(3))
 
-    @needs("shares")
     async def test_a_permit_ends_with_its_own_ttl(self, backend: Backend) -> None:
         """Its number is free then, and the other permits go on."""
         short, long = self._permit(2, ttl=self.ttl), self._permit(2)
@@ -67,7 +63,6 @@ class SharePromises(BackendUnderTest):
         assert await self.renewed(backend, long) is Renewal.RENEWED
         await self.refused(backend, self._permit(2))
 
-    @needs("shares")
     async def test_clients_may_disagree_on_the_number_of_permits(self, backend: Backend) -> None:
         """As during a rolling deployment: no number has two holders, and the largest number bounds them all."""
         numbers = [(await self._granted(backend, self._permit(of))).permit for of in (2, 2)]
@@ -76,7 +71,6 @@ class SharePromises(BackendUnderTest):
         assert numbers == [0, 1, 2]
         await self.refused(backend, self._permit(3))
 
-    @needs("shares")
     async def test_permits_exclude_a_lock_of_that_name(self, backend: Backend) -> None:
         """And the other way round."""
         permit = self._permit(2)
@@ -88,16 +82,14 @@ class SharePromises(BackendUnderTest):
 
     # Readers and writers
 
-    @needs("shares")
     async def test_readers_hold_together_and_share_a_token(self, backend: Backend, reopen: Reopen) -> None:
         """With a token for each, a guard that has seen the second one would refuse the first, which holds as well."""
         async with aclosing(reopen()) as other:
             tokens = {(await self._granted(client, self._reader())).token for client in (backend, other, backend)}
         assert len(tokens) == 1
 
-    @needs("shares")
     async def test_a_writer_holds_alone(self, backend: Backend) -> None:
-        """It waits for the last reader, and readers wait for it."""
+        """Until the last reader has left; and no reader holds beside it."""
         readers, writer = [self._reader() for _ in range(2)], self._writer()
         for reader in readers:
             await self._granted(backend, reader)
@@ -108,7 +100,6 @@ class SharePromises(BackendUnderTest):
         await self.refused(backend, self._reader())
         await self.refused(backend, self._writer())
 
-    @needs("shares")
     async def test_a_writer_is_above_the_readers_before_it_and_below_those_after_it(self, backend: Backend) -> None:
         """So one fence refuses the zombies of both."""
         tokens = []
@@ -118,7 +109,6 @@ class SharePromises(BackendUnderTest):
             await backend.release(claim)
         self.assert_rising(tokens)
 
-    @needs("shares")
     async def test_a_reader_that_died_keeps_no_writer_out(self, backend: Backend) -> None:
         """Its share ends with its own ttl, and a reader that goes on keeps the writer out until it leaves."""
         dead, alive = self._reader(ttl=self.ttl), self._reader()
@@ -131,7 +121,6 @@ class SharePromises(BackendUnderTest):
 
     # Tokens of all modes
 
-    @needs("shares")
     async def test_tokens_grow_across_all_modes(self, backend: Backend, reopen: Reopen) -> None:
         """Locks, readers, writers and permits of one name have one row of tokens, so that one fence fits all."""
         tokens = []
@@ -142,7 +131,6 @@ class SharePromises(BackendUnderTest):
                 await client.release(claim)
         self.assert_rising(tokens)
 
-    @needs("shares")
     async def test_readers_that_come_after_dead_ones_are_above_a_grant_between(self, backend: Backend) -> None:
         """A reader that died ended nothing. What others are granted after it ends its phase."""
         modes = (LOCK, WRITER, Permit(2))
@@ -158,8 +146,8 @@ class SharePromises(BackendUnderTest):
     async def _read_and_left(self, backend: Backend, mode: Mode) -> int:
         return (await self._granted(backend, self._claim(mode.word, READER, ttl=self.ttl))).token
 
-    @needs("queues", "shares")
-    async def test_tokens_grow_across_all_modes_in_line(self, backend: SharingLineBackend, reopen: Reopen) -> None:
+    @needs("queues")
+    async def test_tokens_grow_across_all_modes_in_line(self, backend: PowerfulBackend, reopen: Reopen) -> None:
         """In the order of the grants, whatever happened to the name since a waiter came; and each grant has one."""
         holder, tokens = self._claim(CATALOG, LOCK), []
         tokens.append((await self._granted(backend, holder)).token)
@@ -186,7 +174,6 @@ class SharePromises(BackendUnderTest):
 
     # Every share
 
-    @needs("shares")
     async def test_the_same_owner_again_has_the_same_share(self, backend: Backend) -> None:
         """A retry whose first answer got lost finds its token and its number."""
         for claim in (self._permit(3), self._reader(), self._claim("records", WRITER)):
@@ -194,7 +181,6 @@ class SharePromises(BackendUnderTest):
             again = await self._granted(backend, claim)
             assert (again.token, again.permit) == (grant.token, grant.permit)
 
-    @needs("shares")
     async def test_a_share_is_renewed_for_itself_alone(self, backend: Backend) -> None:
         """One that was released is not revived by a renewal, nor by that of another share."""
         other = await self._kept_beyond_its_ttl(backend)
@@ -226,7 +212,6 @@ class SharePromises(BackendUnderTest):
         msg = f"this machine needs longer than ttl = {self.ttl} for one renewal; declare a longer one"
         raise AssertionError(msg)
 
-    @needs("shares")
     async def test_a_release_frees_one_share(self, backend: Backend) -> None:
         """Not that of another owner, whether it is repeated or comes from an owner that holds nothing."""
         mine, other = self._reader(), self._reader()
@@ -238,7 +223,6 @@ class SharePromises(BackendUnderTest):
         await self.refused(backend, self._writer())
         assert await self.renewed(backend, other) is Renewal.RENEWED
 
-    @needs("shares")
     async def test_the_release_of_a_share_answers_whether_its_owner_had_one(self, backend: Backend) -> None:
         """Alone or beside others; what a renewal would have answered, if it had none."""
         for name, mode in (("pool", Permit(2)), ("catalog", READER), ("records", WRITER)):
@@ -252,8 +236,7 @@ class SharePromises(BackendUnderTest):
             assert await backend.release(mine) is None
             assert await backend.release(mine) is Renewal.REFUSED
 
-    @needs("shares")
-    async def test_holders_shows_every_share(self, backend: SharingBackend) -> None:
+    async def test_holders_shows_every_share(self, backend: PowerfulBackend) -> None:
         """Mode, permit, token, public holder, label and the seconds that are left; never the owner."""
         assert list(await backend.holders(POOL)) == []
         claims = [self._claim(POOL, Permit(of=3), label=text) for text in ("one", "two")]
@@ -270,8 +253,7 @@ class SharePromises(BackendUnderTest):
         assert shown is not None
         assert (shown.token, shown.id) in {(one.token, one.id) for one in found}
 
-    @needs("shares")
-    async def test_holders_shows_readers_a_writer_and_a_lock(self, backend: SharingBackend) -> None:
+    async def test_holders_shows_readers_a_writer_and_a_lock(self, backend: PowerfulBackend) -> None:
         """All of the readers, the one writer, the one holder of a lock; and nothing when they have left."""
         for name, mode, count in (("r", READER, 3), ("w", WRITER, 1), ("l", LOCK, 1)):
             claims = [self._claim(name, mode) for _ in range(count)]
@@ -285,9 +267,8 @@ class SharePromises(BackendUnderTest):
             assert list(await backend.holders(name)) == []
             assert await backend.inspect(name) is None
 
-    @needs("shares")
     async def test_a_client_holds_permits_and_readers(self, backend: Backend) -> None:
-        """By its recipes, beside plain locks: numbers, tokens, renewals, and nothing left afterwards."""
+        """Recipes beside plain locks: numbers, tokens, renewals, and nothing left afterwards."""
         async with self.soon(), LockClient(backend) as locks:
             gpus, catalog = locks.semaphore(POOL, permits=2, ttl=60), locks.rwlock(CATALOG, ttl=60)
             async with gpus as one, locks.lock("invoices/42") as lock, catalog.reader as reader:
@@ -308,8 +289,8 @@ class SharePromises(BackendUnderTest):
 
     # The line
 
-    @needs("queues", "shares")
-    async def test_readers_that_come_later_wait_behind_a_writer(self, backend: SharingLineBackend) -> None:
+    @needs("queues")
+    async def test_readers_that_come_later_wait_behind_a_writer(self, backend: PowerfulBackend) -> None:
         """Or writers would starve where readers follow each other."""
         reader, writer = self._reader(), self._writer()
         await self._granted(backend, reader)
@@ -320,11 +301,11 @@ class SharePromises(BackendUnderTest):
             await self._served(backend, writer, turn)
         await self.refused(backend, self._reader())
 
-    @needs("queues", "shares")
+    @needs("queues")
     async def test_all_readers_in_line_are_let_in_by_one_release(
-        self, backend: SharingLineBackend, reopen: Reopen
+        self, backend: PowerfulBackend, reopen: Reopen
     ) -> None:
-        """By wake-ups alone: a reader that is let in passes the turn on to the reader behind it."""
+        """Wake-ups alone do it: a reader that is let in passes the turn on to the reader behind it."""
         writer = self._writer()
         await self._granted(backend, writer)
         readers = [self._reader() for _ in range(_READERS)]
@@ -341,8 +322,8 @@ class SharePromises(BackendUnderTest):
             tokens = await asyncio.gather(*waiting)
         assert len(set(tokens)) == 1
 
-    @needs("queues", "shares")
-    async def test_a_writer_that_gives_up_lets_the_readers_behind_it_in(self, backend: SharingLineBackend) -> None:
+    @needs("queues")
+    async def test_a_writer_that_gives_up_lets_the_readers_behind_it_in(self, backend: PowerfulBackend) -> None:
         """They fit beside those who hold already: no release will wake them."""
         await self._granted(backend, self._reader())
         async with AsyncExitStack() as leaving:
@@ -356,8 +337,8 @@ class SharePromises(BackendUnderTest):
                 async with self.soon():
                     await served
 
-    @needs("queues", "shares")
-    async def test_each_permit_that_is_released_lets_one_waiter_in(self, backend: SharingLineBackend) -> None:
+    @needs("queues")
+    async def test_each_permit_that_is_released_lets_one_waiter_in(self, backend: PowerfulBackend) -> None:
         """In the order of arrival, also while other permits are held."""
         held = [self._permit(2) for _ in range(2)]
         for claim in held:
@@ -372,8 +353,8 @@ class SharePromises(BackendUnderTest):
                 await backend.release(released)
                 await served
 
-    @needs("queues", "shares")
-    async def test_two_permits_that_are_released_at_once_let_two_in(self, backend: SharingLineBackend) -> None:
+    @needs("queues")
+    async def test_two_permits_that_are_released_at_once_let_two_in(self, backend: PowerfulBackend) -> None:
         """The first waiter is woken by a release, the second one by the release or by the first."""
         held = [self._permit(2) for _ in range(2)]
         for claim in held:
@@ -388,9 +369,9 @@ class SharePromises(BackendUnderTest):
             await asyncio.gather(*(backend.release(claim) for claim in held))
             await asyncio.gather(*served)
 
-    @needs("queues", "shares")
-    async def test_a_newcomer_takes_no_permit_from_the_line(self, backend: SharingLineBackend) -> None:
-        """It is free, and it is kept for the head."""
+    @needs("queues")
+    async def test_a_newcomer_takes_no_permit_from_the_line(self, backend: PowerfulBackend) -> None:
+        """The permit is free, and kept for the head of the line."""
         held = self._permit(1)
         await self._granted(backend, held)
         head = self._permit(1)
@@ -419,13 +400,6 @@ class SharePromises(BackendUnderTest):
         assert isinstance(outcome, Grant), f"expected a grant of {claim.name!r} as a {claim.mode.word}, got {outcome}"
         assert (outcome.permit is None) == (claim.mode.word != "permit"), f"a {claim.mode.word} with {outcome.permit}"
         return outcome
-
-    async def _served(self, backend: Backend, claim: Claim, turn: StandingClaim) -> int:
-        """Wait for the turn of *claim* by wake-ups alone, without a timer that would hide a lost one."""
-        async with self.soon():
-            while not isinstance(outcome := await backend.acquire(claim), Grant):
-                await turn.wait()
-        return outcome.token
 
 
 def _token_of(lease: Lease) -> int:

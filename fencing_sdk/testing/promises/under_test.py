@@ -24,17 +24,28 @@ from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revok
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk._values.token import TOKEN_LIMIT, Token
-from fencing_sdk.abc import Backend, Guard, SupportsLine, SupportsLossNotice
+from fencing_sdk.abc import (
+    Backend,
+    Guard,
+    SupportsLine,
+    SupportsListing,
+    SupportsLossNotice,
+    SupportsRevoking,
+    SupportsShares,
+    SupportsTransfer,
+)
 from fencing_sdk.errors import StaleTokenError
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def needs(*powers: str) -> Callable[[F], F]:
-    """Collect a promise only for a suite that declares all of these *powers*."""
+    """Collect a promise, or every promise of a class, only for a suite that declares all of these *powers*."""
 
     def mark(promise: F) -> F:
-        promise.__dict__["powers"] = powers
+        for one in vars(promise).values() if isinstance(promise, type) else (promise,):
+            if getattr(one, "__name__", "").startswith("test_"):
+                one.__dict__["powers"] = (*powers, *getattr(one, "powers", ()))
         return promise
 
     return mark
@@ -63,12 +74,17 @@ Reopen = Callable[[], Backend]
 """Makes another backend object on the store of the fixture ``backend``."""
 
 
-class QueueingBackend(Backend, SupportsLine, Protocol):
-    """A backend whose waiters stand in line."""
-
-
-class NoticingBackend(Backend, SupportsLossNotice, Protocol):
-    """A backend that sends a notice when a grant is taken away."""
+class PowerfulBackend(
+    Backend,
+    SupportsLine,
+    SupportsLossNotice,
+    SupportsListing,
+    SupportsRevoking,
+    SupportsShares,
+    SupportsTransfer,
+    Protocol,
+):
+    """A backend with every power; a promise uses those that it needs."""
 
 
 class StandingClaim:
@@ -120,7 +136,7 @@ async def in_line(backend: SupportsLine, claim: Claim) -> AsyncIterator[Standing
 
 class BackendUnderTest:
     """
-    What `fencing_sdk.testing.BackendSuite` knows about the backend under test.
+    Facts that `fencing_sdk.testing.BackendSuite` knows about the backend under test.
 
     The defaults declare a store that outlives its clients and is shared between processes. A
     subclass declares where its store does less, or more.
@@ -154,7 +170,7 @@ class BackendUnderTest:
     """Several owners may hold one name, as permits or as readers: the backend is a `SupportsShares`."""
 
     lists: bool = False
-    """What is held can be listed, and who waits: the backend is a `SupportsListing`."""
+    """Holders and waiters can be listed: the backend is a `SupportsListing`."""
 
     revokes: bool = False
     """A grant can be taken away by its token: the backend is a `SupportsRevoking`."""
@@ -275,6 +291,13 @@ class BackendUnderTest:
         """The moment before which a grant of *ttl* seconds, asked for at *sent_at*, must not end."""
         return sent_at + ttl * (1 - DRIFT) - self.resolution
 
+    async def _served(self, backend: Backend, claim: Claim, turn: StandingClaim) -> int:
+        """Wait for the turn of *claim* by wake-ups alone, without a timer that would hide a lost one."""
+        async with self.soon():
+            while not isinstance(outcome := await backend.acquire(claim), Grant):
+                await turn.wait()
+        return outcome.token
+
     async def freed(self, backend: Backend, claim: Claim, *, by: float) -> float:
         """Try to acquire *claim* until it is granted; return when. A try after the moment *by* must succeed."""
         while True:
@@ -322,7 +345,7 @@ CONFLICTING = Token(34, "cccccccc")
 
 class GuardUnderTest:
     """
-    What `fencing_sdk.testing.GuardSuite` knows about the guard under test.
+    Facts that `fencing_sdk.testing.GuardSuite` knows about the guard under test.
 
     A subclass provides the fixture ``guard`` (on fresh resources) and the adapters `write`, `read`
     and `reopen`. Values are short texts.
