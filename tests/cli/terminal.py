@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 
@@ -38,10 +37,6 @@ class Terminal:
             stderr=screen,
         )
         os.close(screen)
-
-    def resize(self, columns: int, lines: int) -> None:
-        """As a person drags the window: the kernel tells the process by SIGWINCH."""
-        termios.tcsetwinsize(self._keyboard, (lines, columns))
 
     def type(self, text: str) -> None:
         os.write(self._keyboard, text.encode())

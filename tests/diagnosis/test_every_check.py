@@ -30,11 +30,6 @@ def _is_check(text: str, path: Path) -> bool:
     return bool(dot) and room in rooms and name.replace("-", "").isalpha() and not text.endswith(".py")
 
 
-def test_the_checks_are_found():
-    assert len(checks()) >= 25
-    assert {"redis.eviction", "etcd.alarm", "machine.pause"} <= set(checks())
-
-
 def test_each_is_planted():
     planted = "".join(path.read_text() for path in HERE.glob("test_*.py") if path.name != Path(__file__).name)
     assert [check for check in checks() if f'"{check}"' not in planted] == []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -51,24 +49,6 @@ def little_work() -> Iterator[None]:
     yield
     spent = time.process_time() - begin
     assert spent < WORK * max(unit, _unit_of_work())
-
-
-def lines_run(work: Callable[[], object]) -> int:
-    """Lines of Python that *work* runs, on any machine the same number."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 def pieces(*parts: str, most: int = 12) -> st.SearchStrategy[str]:
