@@ -8,8 +8,8 @@ Reads ``mysql://`` and ``mariadb://`` URLs: the two servers speak one protocol, 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from fencing_sdk._http.tls import TlsContext, tls_context
@@ -112,14 +112,7 @@ def read_mysql_query(url: str) -> MysqlUrl:
     Raises:
         ConfigurationError: a part cannot be used, or an option is unknown.
     """
-    options: Mapping[str, str] = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
+    options: dict[str, Any] = dict(parse_qsl(split_url(url).query, keep_blank_values=True))
     if unknown := [name for name in options if name not in OPTIONS]:
         refuse_url(f"has an unknown option in its query{nearest(unknown[0], OPTIONS)}; known are {', '.join(OPTIONS)}")
-    return read_mysql_url(
-        url.partition("?")[0],
-        unix_socket=options.get("unix_socket"),
-        tls=options.get("tls", False),
-        ca=options.get("ca"),
-        cert=options.get("cert"),
-        key=options.get("key"),
-    )
+    return read_mysql_url(url.partition("?")[0], **options)

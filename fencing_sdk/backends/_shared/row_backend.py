@@ -97,9 +97,9 @@ class RowStore(Protocol):
         Run *rule* in a step that excludes all others about *name*; then send a message to the waiter it has woken.
 
         Args:
-            operation: What errors call it.
+            operation: The call that errors name.
 
-            name: Whose rows the rule reads and changes.
+            name: The rows that the rule reads and changes.
 
             rule: One of `rules`. It may be run again if the step could not be carried out.
 

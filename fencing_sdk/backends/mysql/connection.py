@@ -61,19 +61,6 @@ class MysqlSession:
             KILL through it may reach another one.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_begin",
-        "_connection",
-        "_ended",
-        "_idle",
-        "_reading",
-        "_together",
-        "abandoned",
-        "committing",
-        "direct",
-    )
-
     def __init__(self, connection: MysqlDriverConnection, *, together: bool, direct: bool) -> None:
         self._connection = connection
         self._together = together

@@ -66,7 +66,7 @@ _HINTS: dict[int, str] = {
     1665: "binlog_format is STATEMENT; set it to ROW or MIXED",
     3159: "the server asks for TLS; write ?tls=true",
 }
-"""What the caller can do. Of any other error the text of the server is shown, which has no value of a claim."""
+"""Hints on what to do. Of any other error the text of the server is shown, which has no value of a claim."""
 
 _LOST = "the connection broke"
 _CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (

@@ -65,25 +65,11 @@ from fencing_sdk.errors import ConfigurationError
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
-DRIVER_OPTIONS = (
-    "host",
-    "port",
-    "dbname",
-    "user",
-    "password",
-    "passfile",
-    "sslmode",
-    "sslcert",
-    "sslkey",
-    "sslrootcert",
-    "sslcrl",
-    "sslpassword",
-    "ssl_min_protocol_version",
-    "ssl_max_protocol_version",
-    "target_session_attrs",
-    "application_name",
-    "options",
-)
+_OF_LIBPQ = """
+    host port dbname user password passfile sslmode sslcert sslkey sslrootcert sslcrl sslpassword
+    ssl_min_protocol_version ssl_max_protocol_version target_session_attrs application_name options
+"""
+DRIVER_OPTIONS = tuple(_OF_LIBPQ.split())
 """
 The options of a URL's query, or of `connect`, that belong to libpq and not to the backend.
 
@@ -253,17 +239,18 @@ class PostgresqlBackend(Uncopied):
 
     async def _renew_batch(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
         """Renew without waiting. Then ask once more, and wait briefly, for rows that another transaction has locked."""
-        outcomes = await self._ask_to_renew(claims, patience_ms=0)
-        locked = [index for index, renewal in enumerate(outcomes) if renewal is Renewal.UNKNOWN]
-        if locked:
-            again = await self._ask_to_renew([claims[index] for index in locked], patience_ms=ROW_PATIENCE_MS)
-            for index, renewal in zip(locked, again, strict=True):
+        outcomes = [Renewal.UNKNOWN] * len(claims)
+        left = list(range(len(claims)))
+        for patience_ms in (0, ROW_PATIENCE_MS):
+            asked = [claims[index] for index in left]
+            arguments = self._requests.renew_arguments(asked, patience_ms)
+            row = await self._connection.ask(self._requests.renew, arguments, urgent=True)
+            for index, renewal in zip(left, read_renewals(row, asked), strict=True):
                 outcomes[index] = renewal
+            left = [index for index in left if outcomes[index] is Renewal.UNKNOWN]
+            if not left:
+                break
         return await with_reasons(claims, outcomes, self._losses.written)
-
-    async def _ask_to_renew(self, claims: Sequence[Claim], *, patience_ms: int) -> list[Renewal]:
-        arguments = self._requests.renew_arguments(claims, patience_ms)
-        return read_renewals(await self._connection.ask(self._requests.renew, arguments, urgent=True), claims)
 
     async def release(self, claim: Claim) -> Renewal | Revoked | None:
         """See `fencing_sdk.abc.Backend.release`."""

@@ -61,12 +61,10 @@ class PostgresqlSession:
             know what was prepared on this one.
     """
 
-    __slots__ = ("__weakref__", "_connection", "pooled", "prepared", "wrapped")
-
     def __init__(self, connection: DriverConnection, *, pooled: bool) -> None:
         self._connection = connection
         self.prepared: dict[str, Any] = {}
-        """By their texts. Cleared when the tables or functions have changed."""
+        """Statements by their texts. Cleared when the tables or functions have changed."""
         self.pooled = pooled
         self.wrapped = False
         """True if each statement needs its own transaction, because the default isolation is not READ COMMITTED."""

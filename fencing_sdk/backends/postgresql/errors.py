@@ -62,7 +62,7 @@ _HINTS: dict[str, str] = {
     "42601": "the server does not know a statement of the schema; it must be PostgreSQL 12 or newer",
     "23514": "the next token would not fit into 53 bits; is the server's clock right?",
 }
-"""What the caller can do. Of any other error the text of the server, or of a pooler before it, is shown."""
+"""Hints on what to do. Of any other error the text of the server, or of a pooler before it, is shown."""
 
 CLASSES: tuple[tuple[type[BaseException], Verdict], ...] = (
     (StandbyError, (BackendUnavailableError, "a standby takes no writes; name the primary in the URL, or promote it")),
