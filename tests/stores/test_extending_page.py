@@ -20,7 +20,6 @@ ANYIO = "\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
 AUTO = ("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
 STRICT = ("asyncio_mode=strict", "asyncio_default_fixture_loop_scope=function")
 PLUGINS = {
-    "asyncio, auto mode": (AUTO, ""),
     "asyncio, strict mode": (STRICT, "\npytestmark = pytest.mark.asyncio\n"),
     "anyio": (("addopts=-p no:asyncio",), ANYIO + "\npytestmark = pytest.mark.anyio\n"),
 }
