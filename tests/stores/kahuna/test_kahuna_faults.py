@@ -266,19 +266,6 @@ async def test_a_request_that_is_carried_out_late_is_released(
         await free(kahuna, "a")
 
 
-async def test_rivals_that_arrive_together_are_told_who_won(
-    kahuna_server: KahunaServer, monkeypatch: pytest.MonkeyPatch
-):
-    """While a grant is replicated, Kahuna answers "must retry"; then it refuses all other claims, without an error."""
-    monkeypatch.setattr(LAST_CALL, 60.0)  # a machine may stand still
-    kahuna_server.replication(0.02)
-    async with contextlib.AsyncExitStack() as opened:
-        backends = [await opened.enter_async_context(backend_on(kahuna_server)) for _ in range(10)]
-        clients = [await opened.enter_async_context(LockClient(backend)) for backend in backends]
-        leases = await asyncio.gather(*(locks.lock("a").try_acquire() for locks in clients))
-        assert sum(lease is not None for lease in leases) == 1
-
-
 async def test_a_short_lease_does_not_lose_a_refusal_to_the_question_that_follows_it(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
@@ -384,16 +371,6 @@ async def test_a_node_that_refuses_connections_is_followed_by_the_next(
         kahuna_cluster.down(1)
         assert list(await backend.renew([claim])) == [Renewal.RENEWED]
         assert kahuna_cluster.seen()[-1]["node"] == 2
-
-
-async def test_a_node_that_hangs_is_not_asked_first_again(kahuna_cluster: KahunaServer):
-    """The first attempt is cut by its limit; the second one goes elsewhere."""
-    kahuna_cluster.fault("hang", node=0, apply=False)
-    async with backend_on(kahuna_cluster, first=0) as backend, LockClient(BareBackend(backend)) as locks:
-        lease = await locks.lock("a", ttl=6, wait=PATIENCE).acquire()
-        await lease.renew()
-        await lease.release()
-    assert [request["node"] for request in kahuna_cluster.seen()][:2] == [0, 1]
 
 
 async def test_an_error_of_all_nodes_is_one_error(kahuna_cluster: KahunaServer):

@@ -273,16 +273,6 @@ def test_a_server_that_hangs_has_little_time_until_as_many_tries_have_hung(silen
     assert min(waits[2:]) >= 0.1, "all may be slow: each gets twice the time"
 
 
-def test_a_server_that_refuses_at_once_gives_the_next_one_no_more_time():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = listener.getsockname()
-    dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=2, tls=None)
-    for _ in range(10):
-        with pytest.raises(ConnectionRefusedError):
-            dial.create_connection(closed)
-    assert dial._limit_of_try() == 0.05
-
-
 def test_a_connection_that_serves_has_the_whole_limit_for_the_rest_of_a_message(silent):
     dial = Dial(connect_timeout=5.0, first_timeout=0.05, servers=3, tls=None)
     _tried(dial, silent)
