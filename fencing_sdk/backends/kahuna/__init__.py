@@ -76,7 +76,7 @@ _RENEWALS = {
     AnswerType.INVALID_OWNER: Renewal.TAKEN_OVER,
 }
 _REFUSALS = {AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
-"""What a node that is cut off also says of a lock that is held, so it is not believed if our clock contradicts it."""
+"""Answers that a node which is cut off gives for a held lock too: not believed if our clock contradicts them."""
 
 
 class KahunaBackend(Uncopied):
@@ -159,7 +159,7 @@ class KahunaBackend(Uncopied):
         may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
         if not may_hold and (busy := await self._waiters.refusal(claim)) is not None:
             return busy
-        with self._waiters.asking(claim) as settle:
+        with self._waiters.first_asks.asking(claim) as settle:
             outcome = await self._try_lock(claim)
             settle(outcome)
         return outcome
@@ -170,7 +170,7 @@ class KahunaBackend(Uncopied):
         if answer.type is AnswerType.LOCKED:
             grant = await self._granted(claim, answer, restart=earlier_unanswered)
             self._grants.keep(claim, sent_at)
-            self._waiters.granted(claim, grant)
+            self._waiters.line.granted(claim, grant.token)
             return grant
         if answer.type is AnswerType.BUSY and not answer.earlier_unknown:
             if not (earlier_unanswered or answer.retried):
@@ -180,7 +180,7 @@ class KahunaBackend(Uncopied):
 
     def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
         """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._waiters.stand(claim, notify)
+        return self._waiters.line.stand(claim, notify)
 
     async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
         """
@@ -248,7 +248,7 @@ class KahunaBackend(Uncopied):
 
     def _forget(self, claim: Claim) -> None:
         self._grants.forget(claim)
-        self._waiters.ended(claim)
+        self._waiters.line.ended(claim)
 
     async def inspect(self, name: str) -> Holder | None:
         """See `fencing_sdk.abc.Backend.inspect`."""

@@ -17,13 +17,11 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder
+from fencing_sdk._values.claim import Busy, Claim, Holder
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import WaiterNotice
-from fencing_sdk.backends._shared.polling_line import PlaceToPoll, PollingLine
+from fencing_sdk.backends._shared.polling_line import PollingLine
 from fencing_sdk.backends._shared.waiters import FirstAsks
 from fencing_sdk.errors import BackendError
 
@@ -52,38 +50,22 @@ class KahunaWaiters:
     def __init__(self, look: Callable[[Claim], Awaitable[Holder | None]], left: Callable[[Claim], float]) -> None:
         self._look_at = look
         self._left = left
-        self._line = PollingLine(left)
-        self._first_asks = FirstAsks()
-
-    def stand(self, claim: Claim, notify: WaiterNotice) -> PlaceToPoll:
-        """See `PollingLine.stand`."""
-        return self._line.stand(claim, notify)
+        self.line = PollingLine(left)
+        self.first_asks = FirstAsks()
 
     async def refusal(self, claim: Claim) -> Busy | None:
         """Refuse *claim* without a try, if that would fail."""
-        if not self._line.waits(claim) and (busy := await self._first_asks.refusal(claim)) is not None:
+        if not self.line.waits(claim) and (busy := await self.first_asks.refusal(claim)) is not None:
             return busy
-        seconds = self._line.refusal(claim)
+        seconds = self.line.refusal(claim)
         if seconds is not None:
             return Busy(seconds if math.isfinite(seconds) else None)
-        holder = await self._look(claim) if self._line.looks_first(claim) else None
+        holder = await self._look(claim) if self.line.looks_first(claim) else None
         return None if holder is None or holder.id == claim.holder else _held(holder)
-
-    def asking(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Busy], None]]:
-        """See `FirstAsks.asking`."""
-        return self._first_asks.asking(claim)
 
     async def refused(self, claim: Claim) -> Busy:
         """Make the refusal of *claim*: with a look for the end of the grant, unless the line looks anyway."""
-        return Busy(None) if self._line.waits(claim) else _held(await self._look(claim))
-
-    def granted(self, claim: Claim, grant: Grant) -> None:
-        """*claim* was granted."""
-        self._line.granted(claim, grant.token)
-
-    def ended(self, claim: Claim) -> None:
-        """*claim* was released or lost."""
-        self._line.ended(claim)
+        return Busy(None) if self.line.waits(claim) else _held(await self._look(claim))
 
     async def _look(self, claim: Claim) -> Holder | None:
         """Who holds the lock; None if it is free, or if that is not known soon."""
@@ -91,7 +73,7 @@ class KahunaWaiters:
         with move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
             holder = await self._look_at(claim)
         if holder is not None:
-            self._line.see(claim.name, holder.token)
+            self.line.see(claim.name, holder.token)
         return holder
 
 

@@ -158,7 +158,7 @@ async def waiting(locks: LockClient, count: int, **options: float) -> list[async
     for _ in range(count):
         tasks.append(asyncio.create_task(locks.lock("a", **options).acquire()))
         backend = locks._engine._backend  # type: ignore[union-attr]
-        while len(backend._waiters._line._name("a").waiting) < len(tasks):  # noqa: ASYNC110
+        while len(backend._waiters.line._name("a").waiting) < len(tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     return tasks
 
