@@ -133,6 +133,7 @@ class LeaseState:
         self.covered_until = math.inf
         """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
+        _note_process()  # no hook runs when C code forks: a worker of uWSGI would take its own leases for its parent's
         self.pid = _this_process
         self.released = False
         self.task: asyncio.Task[object] | None = None
