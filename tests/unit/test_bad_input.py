@@ -286,6 +286,7 @@ OPTIONS["etcd+https"] = {
 }
 OPTIONS["zk"] = {
     "acl": ["", 5, True, b"creator", [], "CREATOR", "creator", [1], "a\nb", Loud()],
+    "sasl": ["", 5, b"", [], {}, {"user": "a"}, {"mechanism": 5}, {5: "a"}, "mechanism", Loud()],
     "tls": [None, "", 5, b"true", [], "maybe", Loud()],
     "ca": ["", 5, True, b"", [], "no/such/file.pem", "a\nb", Loud()],
     "cert": ["", 5, True, b"", [], "no/such/file.pem", Loud()],

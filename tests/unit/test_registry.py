@@ -280,6 +280,7 @@ UNLUCKY = [
     "zk://user:{}@host?password={}",
     "zk://user:{}@host?tls=true&ca={}",
     "zk://user:{}@host?tls={}",
+    "zk://user:{}@host?sasl={}",
     "sqlite://user:{}@host/locks.db",
     "sqlite:///locks.db?key={}",
     "sqlite:///locks.db#{}",

@@ -34,7 +34,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple, cast
 
 from fencing_sdk._http.tls import distrust, tls_context, wants_certificate
 from fencing_sdk._values.claim import (
@@ -106,8 +107,12 @@ CLASSES: tuple[tuple[type[Exception], Verdict], ...] = (
         (BackendRefusedError, "the login has no right to do this below the root; see 'acl' and its login"),
     ),
     (kazoo_errors.AuthFailedError, (BackendRefusedError, "the server refuses the login")),
-    (kazoo_errors.SessionClosedRequireSaslError, (BackendRefusedError, "the server wants a login by SASL")),
-    (kazoo_errors.InvalidACLError, (BackendRefusedError, "the server cannot use the acl; creator needs a user")),
+    (
+        kazoo_errors.SessionClosedRequireSaslError,
+        (BackendRefusedError, "the server wants a login by SASL that it knows"),
+    ),
+    (kazoo_errors.SASLException, (BackendRefusedError, "the login by SASL failed")),
+    (kazoo_errors.InvalidACLError, (BackendRefusedError, "the server cannot use the acl; creator needs a login")),
     (kazoo_errors.QuotaExceededError, (BackendRefusedError, "the quota of the root is used up")),
     (kazoo_errors.NoChildrenForEphemeralsError, (BackendRefusedError, "the root is a node that cannot have children")),
     (kazoo_errors.ConnectionClosedError, (BackendUnavailableError, "the connection broke")),
@@ -180,6 +185,8 @@ class ZooKeeperBackend(Uncopied):
         acl: The access to the nodes: ``"open"`` for all clients, or ``"creator"`` for clients with the same login.
             The default is ``"creator"`` with a login, else ``"open"``.
 
+        sasl: The ``sasl_options`` of kazoo, for a login by SASL; needs ``pip install 'kazoo[sasl]'``.
+
         tls: Speak TLS. Certificates and host names are checked; there is no way to switch that off.
 
         ca: A file of the authorities that certificates are checked against, instead of the system's.
@@ -202,6 +209,7 @@ class ZooKeeperBackend(Uncopied):
         user: str | None = None,
         password: str | None = None,
         acl: str | None = None,
+        sasl: Mapping[str, Any] | None = None,
         tls: bool = False,
         ca: str | None = None,
         cert: str | None = None,
@@ -211,19 +219,21 @@ class ZooKeeperBackend(Uncopied):
         if isinstance(hosts, str) or not isinstance(hosts, list | tuple) or not hosts:
             msg = "hosts must be a list of 'host:port'; write zk://host:2181,host:2181"
             raise ConfigurationError(msg)
-        auth = _login(user, password)
+        auth, options = _login(user, password), _sasl(sasl)
+        logged_in = bool(auth or options)
         if acl not in (None, "open", "creator"):
             msg = f"acl must be 'open' or 'creator', not {shown(acl)}"
             raise ConfigurationError(msg)
-        if acl == "creator" and not auth:
-            msg = "acl='creator' needs a login: pass user and password"
+        if acl == "creator" and not logged_in:
+            msg = "acl='creator' needs a login: pass user and password, or sasl"
             raise ConfigurationError(msg)
         settings = self._settings = ZooKeeperSettings(
             hosts=tuple(address.at(_PORT) for address in read_hosts(hosts, "hosts")),
             root=_root(root),
             connect_timeout=read_seconds("connect_timeout", connect_timeout),
-            acl=CREATOR if auth and acl != "open" else ALL_CLIENTS,
+            acl=CREATOR if logged_in and acl != "open" else ALL_CLIENTS,
             auth=auth,
+            sasl=options,
             tls=tls_context(tls=read_switch("tls", tls), scheme=None, ca=ca, cert=cert, key=key),
         )
         self._recipe = Recipe(settings)
@@ -518,6 +528,19 @@ def _login(user: object, password: object) -> Sequence[tuple[str, str]]:
         msg = "user must not contain ':', by which ZooKeeper separates it from the password"
         raise ConfigurationError(msg)
     return (("digest", f"{user}:{password}"),)
+
+
+def _sasl(sasl: object) -> Mapping[str, Any] | None:
+    if sasl is None:
+        return None
+    mechanism = isinstance(sasl, Mapping) and all(isinstance(name, str) for name in sasl) and sasl.get("mechanism")
+    if not (isinstance(mechanism, str) and mechanism):
+        msg = "sasl must be the sasl_options of kazoo, a mapping with a 'mechanism'; no url can hold it"
+        raise ConfigurationError(msg)
+    if find_spec("puresasl") is None:
+        msg = "sasl needs the package pure-sasl; install it with pip install 'kazoo[sasl]'"
+        raise ConfigurationError(msg)
+    return dict(cast("Mapping[str, Any]", sasl))
 
 
 def _held(line: Line, read: Sequence[Read | None]) -> _Held:

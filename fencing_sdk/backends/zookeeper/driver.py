@@ -21,7 +21,7 @@ import math
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -175,6 +175,7 @@ KAZOO = KnownDriver("kazoo", user=BACKEND)
 Identity = tuple[int, bytes]
 """The id of a session and its password, with which another connection may go on with it."""
 
+_REFUSED_LOGINS = 3
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 0.25
 _FIRST_TIMEOUT = 1 / 30
@@ -191,6 +192,7 @@ class ZooKeeperSettings:
     connect_timeout: float
     acl: Sequence[object] = field(default=ALL_CLIENTS, repr=False)
     auth: Sequence[tuple[str, str]] = field(default=(), repr=False)
+    sasl: Mapping[str, Any] | None = field(default=None, repr=False)
     tls: TlsContext | None = None
 
     @property
@@ -229,6 +231,7 @@ class KazooDriver:
         self._report: Callable[[ConnectionNews], None] = _ignore
         self._identity = identity
         self._refusal: Exception | None = None
+        self._broken_logins = 0
         hosts = settings.hosts
         self._dial = Dial(
             connect_timeout=settings.connect_timeout,
@@ -250,6 +253,7 @@ class KazooDriver:
             client_id=identity,
             handler=self._dial,
             auth_data=list(settings.auth) or None,
+            sasl_options=dict(settings.sasl) if settings.sasl else None,
             connection_retry=KazooRetry(max_tries=-1, delay=_FIRST_RETRY, max_delay=_LAST_RETRY),
             logger=logger,
         )
@@ -291,12 +295,25 @@ class KazooDriver:
         return timeouts
 
     def _log_in(self, *address: object) -> Any:
-        """Let kazoo connect. An error that it does not expect would end its thread with a traceback."""
+        """
+        Let kazoo connect.
+
+        An error that kazoo does not expect would end its thread with a traceback. A connection that broke during a
+        login by SASL is a refused login to kazoo, which ends the session. Servers do hang up on a wrong password, but
+        so do networks: only several in a row are reported as a refusal, and none ends the session.
+        """
+        broken, self._broken_logins = self._broken_logins, 0
         try:
             timeouts = self._connect(*address)
         except (ConnectionDropped, KazooTimeoutError, SessionExpiredError) as error:
             self._dial.failed(_reason(error))
             raise
+        except AuthFailedError as error:
+            if not isinstance(error.__cause__, ConnectionDropped):
+                raise
+            self._broken_logins = broken + 1
+            self._dial.last_error = error if self._broken_logins >= _REFUSED_LOGINS else error.__cause__
+            raise error.__cause__ from error
         except Exception as error:
             self._refusal = error
             raise AuthFailedError from error

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 
+import digest_md5
 import pytest
 from event_log import CLOCK
+from fault_proxy import FaultProxy
 from local_ports import free_port
 from patience import until
 from throwaway_certificates import make_certificates
-from zookeeper_server import fresh_root
+from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 from zookeeper_stage import granted
 
 from fencing_sdk import connect
@@ -245,6 +250,97 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     await asyncio.to_thread(server.start)
     await granted(backend, Claim("b", 20.0))
     await backend.aclose()
+
+
+# SASL.
+
+
+@pytest.fixture(scope="module")
+def _sasl_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """A server that knows two users by SASL, and nobody else may have a session."""
+    require_zookeeper()
+    jaas = tmp_path_factory.mktemp("sasl") / "jaas.conf"
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    jaas.write_text(f'Server {{ {module} required user_app="{SECRET}" user_other="hunter3"; }};')
+    provider = "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+    jvm = [f"-Djava.security.auth.login.config={jaas}"]
+    with ZooKeeperServer(settings=[provider, "sessionRequireClientSASLAuth=true"], jvm=jvm) as server:
+        yield server
+
+
+@pytest.fixture
+def sasl_address(_sasl_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    digest_md5.install(monkeypatch)
+    return _sasl_server.address
+
+
+def by_sasl(address: str, root: str, user: str = "app", password: str = SECRET, **options: str) -> ZooKeeperBackend:
+    sasl = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
+    return from_url(f"zk://{address}{root}", sasl=sasl, **options)
+
+
+async def test_a_login_by_sasl_owns_its_nodes(sasl_address, root, caplog):
+    caplog.set_level(1)
+    ours, theirs = by_sasl(sasl_address, root), by_sasl(sasl_address, root, "other", "hunter3", acl="creator")
+    assert isinstance(await ours.acquire(Claim("a", 300.0)), Grant)
+    with pytest.raises(BackendRefusedError, match="has no right to do this below the root"):
+        await theirs.acquire(Claim("b", 20.0))
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(vars(ours))
+    await ours.aclose()
+    await theirs.aclose()
+
+
+async def test_a_refused_login_by_sasl_is_reported_without_secrets(sasl_address, root, capfd):
+    wrong = await refusal(by_sasl(sasl_address, root, password="hunter1"))
+    assert "SASL" in str(wrong)
+    assert "hunter1" not in "".join(traceback.format_exception(wrong))
+    assert "SASL" in str(await refusal(from_url(f"zk://{sasl_address}{root}")))
+    unknown = from_url(f"zk://{sasl_address}", sasl={"mechanism": "CRAM-MD5"})
+    assert "the login by SASL failed" in str(await refusal(unknown))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_sasl_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "puresasl", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'kazoo\[sasl\]'"):
+        by_sasl("localhost", "/shop")
+
+
+async def test_a_connection_that_breaks_in_a_login_ends_no_session(sasl_address, root, monkeypatch):
+    """Some servers say nothing else to a wrong password, so several in a row are reported as a refused login."""
+    loop, prove, broken = asyncio.get_running_loop(), digest_md5.SASLClient.prove, 0
+
+    def break_first(self: digest_md5.SASLClient, realm: str, nonce: str) -> str:
+        nonlocal broken
+        if broken < logins:
+            broken += 1
+            asyncio.run_coroutine_threadsafe(hold_and_cut(), loop).result()
+        return prove(self, realm, nonce)
+
+    async def hold_and_cut() -> None:
+        proxy.blackhole()
+        loop.call_later(0.1, hang_up)
+
+    def hang_up() -> None:
+        proxy.cut()
+        proxy.heal()
+
+    async with FaultProxy(int(sasl_address.rpartition(":")[2])) as proxy:
+        backend, claim, logins = by_sasl(f"127.0.0.1:{proxy.port}", root), Claim("a", 60.0), 0
+        grant = await backend.acquire(claim)
+        session = backend._sessions.of(60.0)
+        monkeypatch.setattr(digest_md5.SASLClient, "prove", break_first)
+        logins = 2
+        proxy.cut()
+        await until(lambda: session.connections == 2 or session.error, what="another connection")
+        assert (broken, session.error) == (2, None)
+        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert await backend.acquire(claim) == grant
+        await backend.release(claim)
+        await backend.aclose()
+        logins = 10**6
+        assert "the server refuses the login" in str(await refusal(by_sasl(f"127.0.0.1:{proxy.port}", root)))
 
 
 # How long a server has to accept a connection and a session: little at first, where there is another server.
