@@ -2,20 +2,15 @@
 The client against a model of it, with any backend: what is held, by whom, until when, and with which token.
 
 Time stands still between two rules and jumps when the machine says so, in the middle of everything, as in a process
-that did not run. The heartbeat is kept from beating, so that every renewal is one that the model knows of. A server
-has a clock of its own, on which no grant of the model ends; there an operator takes locks away instead.
-
-What the store never may do is asserted at once: two holders, a token that does not grow, a lease that comes to life
-again. What it does in the end, such as to free a lock, may take a server `Store.patience` seconds.
+that did not run. The heartbeat is kept from beating, so that every renewal is one that the model knows of.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import hypothesis.strategies as st
 from fuzzing import repeated
@@ -28,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fencing_sdk import BackendUnavailableError, LeaseLostError, Lock, LockClient, LossReason, StaleTokenError
+from fencing_sdk import LeaseLostError, Lock, LockClient, LossReason, StaleTokenError
 from fencing_sdk._client import on_clock
 from fencing_sdk._lease import Lease
 from fencing_sdk.abc import Backend
@@ -45,8 +40,6 @@ TAKEN_AWAY = {LossReason.REVOKED, LossReason.REFUSED, LossReason.TAKEN_OVER}
 
 AGES = st.sampled_from((0, 0, 0, 0, 1, 1, 2, 3, 5))
 """How many leases have begun since: mostly none, because a lease that ended long ago has little to say."""
-
-T = TypeVar("T")
 
 
 class SteppedClock:
@@ -65,7 +58,7 @@ class Bench:
 
     connect: Callable[[], Backend]
     """Makes the backend of a client."""
-    revoke: Callable[[str], Awaitable[None]]
+    revoke: Callable[[str], Coroutine[Any, Any, None]]
     """Takes a lock away from its holder, as an operator would, or as if its ttl had ended."""
 
 
@@ -75,12 +68,6 @@ class Store:
 
     make: Callable[[SteppedClock], Bench]
     """Makes an empty one that lives by the clock."""
-    follows: bool = True
-    """Whether the store lives by the clock; a server does not."""
-    patience: float = 0.0
-    """Seconds for which it may give no answer, or be late with what it does in the end."""
-    waiting: float = PATIENCE
-    """Seconds after which whoever waits for a free lock has waited in vain."""
     examples: int = 30
     steps: int = 30
 
@@ -126,33 +113,17 @@ class ClientsAndModel(RuleBasedStateMachine):
         self.tenures: list[Tenure] = []
         self.leases: list[Lease | None] = []  # kept until their client is closed, also where there should be none
         self.last: dict[str, int] = {}
-        self.left: set[str] = set()
         self.guard = MemoryGuard()
         self.fences: dict[str, int] = {}
         for client in self.clients:
             self.open(client)
 
     def open(self, client: LockClient) -> None:
-        self.patiently(client.__aenter__, lambda _: True)
+        self.runner.run(client.__aenter__())
 
         async def rest() -> None: ...
 
         client._engine._heartbeat._beat = rest
-
-    def patiently(self, ask: Callable[[], Awaitable[T]], right: Callable[[T], bool], *, patience: float = 0.0) -> T:
-        """Ask again while there is no answer, or not the *right* one; what counts is the last one."""
-        stop = time.monotonic() + max(patience, self.store.patience)
-        while True:
-            late = time.monotonic() >= stop
-            try:
-                answer = self.runner.run(_awaited(ask))
-            except BackendUnavailableError:
-                if late:
-                    raise
-            else:
-                if right(answer) or late:
-                    return answer
-            self.runner.run(asyncio.sleep(0.02))
 
     def tenure(self, age: int) -> Tenure:
         tenure = self.tenures[-1 - age % len(self.tenures)]
@@ -189,12 +160,11 @@ class ClientsAndModel(RuleBasedStateMachine):
 
     def take(self, client: int, name: str, *, fenced: bool = False) -> None:
         lock = self.lock(client, name, fences=[self.guard] if fenced else [])
+        lease = self.runner.run(lock.try_acquire())
         if self.holder(name) is not None:
-            self.leases.append(self.patiently(lock.try_acquire, lambda _: True))
-            assert self.leases[-1] is None, "granted while somebody else has it"
+            self.leases.append(lease)
+            assert lease is None, "granted while somebody else has it"
             return
-        patience = self.store.waiting if name in self.left else 0.0  # whoever left the line may be on its way out
-        lease = self.patiently(lock.try_acquire, lambda lease: lease is not None, patience=patience)
         assert lease is not None, "refused although it is free"
         self.begin(lease, client)
         if fenced:
@@ -224,7 +194,7 @@ class ClientsAndModel(RuleBasedStateMachine):
             for task in tasks if early else leaving:
                 task.cancel()
             await tenure.lease.release()
-            _, waiting_in_vain = await asyncio.wait(tasks, timeout=self.store.waiting)
+            _, waiting_in_vain = await asyncio.wait(tasks, timeout=PATIENCE)
             for task in waiting_in_vain:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -233,8 +203,6 @@ class ClientsAndModel(RuleBasedStateMachine):
             return waiting.result()
 
         self.end(tenure)
-        if leaver:
-            self.left.add(name)
         self.begin(self.runner.run(story()), client)
 
     @precondition(held_tenures)
@@ -242,7 +210,7 @@ class ClientsAndModel(RuleBasedStateMachine):
     def revoke(self, which: int, taker: int | None) -> None:
         """Perhaps somebody else has the lock before its holder learns of anything."""
         tenure = self.held_tenures()[which % len(self.held_tenures())]
-        self.runner.run(_awaited(lambda: self.bench.revoke(tenure.lease.name)))
+        self.runner.run(self.bench.revoke(tenure.lease.name))
         tenure.given_back = tenure.revoked = True
         if taker is not None:
             self.take(taker, tenure.lease.name)
@@ -251,11 +219,10 @@ class ClientsAndModel(RuleBasedStateMachine):
     @rule(age=AGES, later=st.sampled_from([0.0, 400.0, 600.0]))
     def renew(self, age: int, later: float) -> None:
         """Whoever still believes in a lease that was taken away learns of it here."""
-        if self.store.follows:
-            self.clock.at += later
+        self.clock.at += later
         tenure = self.tenure(age)
         held = tenure.held(self.clock.at) and not tenure.revoked
-        assert self.lost_by(lambda: self.patiently(tenure.lease.renew, lambda _: True)) is not held
+        assert self.lost_by(lambda: self.runner.run(tenure.lease.renew())) is not held
         if held:
             tenure.sent = self.clock.at
         tenure.learn()
@@ -299,7 +266,6 @@ class ClientsAndModel(RuleBasedStateMachine):
                 tenure.given_back = True
         self.open(self.clients[client])
 
-    @precondition(lambda self: self.store.follows)
     @rule(seconds=st.sampled_from([400.0, 600.0, 3000.0]))
     def stall(self, seconds: float) -> None:
         self.clock.at += seconds
@@ -318,13 +284,8 @@ class ClientsAndModel(RuleBasedStateMachine):
     def the_store_is_as_the_model_says(self) -> None:
         for name in NAMES:
             holder = self.holder(name)
-            token = None if holder is None else holder.token
-            seen = self.patiently(lambda name=name: self.token_in_store(name), lambda seen, token=token: seen == token)
-            assert seen == token
-
-    async def token_in_store(self, name: str) -> int | None:
-        seen = await self.clients[0].inspect(name)
-        return None if seen is None else seen.token
+            seen = self.runner.run(self.clients[0].inspect(name))
+            assert (seen and seen.token) == (holder and holder.token)
 
     def lost_by(self, call: Callable[[], object]) -> bool:
         try:
@@ -337,10 +298,6 @@ class ClientsAndModel(RuleBasedStateMachine):
         for client in self.clients:
             self.runner.run(client.aclose())
         self.runner.close()
-
-
-async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
-    return await ask()
 
 
 def check(store: Store, *, shrink: bool = True) -> None:
