@@ -137,9 +137,6 @@ MEMORY = (
     ),
 )
 SQLITE = (
-    Planted(
-        "who leaves the line wakes no other", f"{_RULES}:leave", "rows.leave(owner)", "rows.leave(owner) and False"
-    ),
     Planted("an expired grant lives on", "sqlite.rows:SqliteRows._grants", " and self._micros < expires", ""),
     Planted(
         "a waiter that gives no sign keeps its place",
@@ -164,25 +161,11 @@ POSTGRESQL = (
         _LOCKS,
     ),
     Planted(
-        "a reader overtakes a writer",
-        _SQL,
-        "AND NOT (p_mode = 'reader' AND w.mode = 'reader')",
-        "AND p_mode <> 'reader'",
-        _READERS,
-    ),
-    Planted(
         "a silent waiter keeps its place",
         _SQL,
         "SELECT p_seen > p_now - interval '3 seconds' AND p_seen <= p_now + interval '3 seconds'",
         "SELECT true",
         {"a": ("lock", "writer")},
-    ),
-    Planted(
-        "the last in line is woken",
-        _SQL,
-        "FROM fencing_waiter w WHERE w.name = p_name ORDER BY w.number LIMIT 1;",
-        "FROM fencing_waiter w WHERE w.name = p_name ORDER BY w.number DESC LIMIT 1;",
-        {"a": ("lock", "lock", "writer")},
     ),
     Planted(
         "releasing for another owner",
@@ -208,7 +191,6 @@ MYSQL = (
     ),
     Planted("signs of life are ignored", "mysql.store:_waiter", "(since if seen is None else seen)", "since"),
     Planted("a silent waiter keeps its place", "mysql.store:_waiter", "+ rules.LINE_TTL", "+ 100 * rules.LINE_TTL"),
-    Planted("the last in line is woken", "mysql.store:Reading.texts", "ORDER BY number", "ORDER BY number DESC"),
     Planted(
         "who leaves takes all waiters along",
         "mysql.store:NameRows.changes",
@@ -247,12 +229,6 @@ REDIS = (
         _LOCKS | {"b": ("reader", "writer", "permit")},
     ),
     Planted(
-        "the last waiter is served",
-        "redis/line.lua [serve]",
-        "redis.pcall('ZRANGE', q, place, place, 'WITHSCORES')",
-        "redis.pcall('ZREVRANGE', q, place, place, 'WITHSCORES')",
-    ),
-    Planted(
         "who leaves the line wakes no other",
         "redis/lease.lua [release in line]",
         "    if not e then return released end",
@@ -274,12 +250,6 @@ REDIS = (
     ),
 )
 QUORUM = (
-    Planted(
-        "the last in line is woken",
-        "redis/quorum/holds.lua [line]",
-        "local head = redis.call('ZRANGE', q, 0, 0)[1]",
-        "local head = redis.call('ZREVRANGE', q, 0, 0)[1]",
-    ),
     Planted(
         "releasing for another owner",
         "redis/quorum/holds.lua [release]",
@@ -318,13 +288,6 @@ ETCD = (
     ),
 )
 ZOOKEEPER = (
-    Planted(
-        "a reader overtakes a writer",
-        "zookeeper.waiters:rival_of",
-        "if node.shared != READER.word",
-        "if False",
-        _READERS,
-    ),
     Planted(
         "nobody is woken",
         "zookeeper.waiters:ZooKeeperWaitQueue._on_rival_changed",

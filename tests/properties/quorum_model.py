@@ -10,11 +10,13 @@ attempt that had won before it began has a lower one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, majority_of
+
+S = TypeVar("S")
 
 NODES = 3
 EVERY = range(NODES)
@@ -56,6 +58,21 @@ class State(NamedTuple):
     """A re-admission under way: the new epoch, the highest counter read, and the nodes read."""
 
 
+def first_violation(first: S, steps: Callable[[S], Iterator[S]], broken: Callable[[S, S], str | None]) -> str | None:
+    """Look at every state that can be reached by *steps*; return what the first one breaks, or None."""
+    seen, queue = {first}, deque([first])
+    while queue:
+        state = queue.popleft()
+        for after in steps(state):
+            if after not in seen:
+                if what := broken(state, after):
+                    return f"{what}: {after}"
+                seen.add(after)
+                queue.append(after)
+        assert len(seen) < 3_000_000, "too large a model"
+    return None
+
+
 class ConfirmsNothing(Ballot):
     """Takes the highest number as the token and confirms nothing, as published attempts at tokens for Redlock do."""
 
@@ -87,25 +104,14 @@ class Model:
     counter_survives: bool = False
     """Whether a node that loses its memory falls back to an older counter, and votes on."""
 
-    def violation(self, limit: int = 3_000_000) -> str | None:
-        """Look at every reachable state; return the first that breaks a promise, or None."""
+    def violation(self) -> str | None:
         first = State(
             tuple(Node(counter) for counter in self.counters),
             (Attempt(),) * self.attempts,
             self.vanishings,
             self.losses,
         )
-        seen, queue = {first}, deque([first])
-        while queue:
-            state = queue.popleft()
-            for after in self.steps(state):
-                if after not in seen:
-                    if broken := self.broken(state, after):
-                        return f"{broken}: {after}"
-                    seen.add(after)
-                    queue.append(after)
-            assert len(seen) < limit, "too large a model"
-        return None
+        return first_violation(first, self.steps, self.broken)
 
     def broken(self, before: State, after: State) -> str | None:
         for number, attempt in enumerate(after.attempts):

@@ -8,9 +8,10 @@ the moment at which the holder won it and the moment at which that round began.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from quorum_model import first_violation
 
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
@@ -59,15 +60,11 @@ class RenewalModel:
             tuple(0 if node < self.majority else -1 for node in self.nodes),
             tuple(self.nodes[self.majority :]),
         )
-        seen, queue = {first}, deque([first])
-        while queue:
-            state = queue.popleft()
-            for after in self.steps(state):
-                if len(after.confirmed) >= self.majority and after.succeeded > after.rival_at:
-                    return f"a round succeeded although a rival had the lock before it began: {after}"
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
+        return first_violation(first, self.steps, self.broken)
+
+    def broken(self, _: State, after: State) -> str | None:
+        if len(after.confirmed) >= self.majority and after.succeeded > after.rival_at:
+            return "a round succeeded although a rival had the lock before it began"
         return None
 
     def steps(self, state: State) -> Iterator[State]:

@@ -9,9 +9,10 @@ told that it was the first.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
+
+from quorum_model import first_violation
 
 from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
@@ -92,19 +93,9 @@ class RevocationModel:
             operators=(Operator(heard=(None,) * len(held)),) * self.operators,
             late=tuple(self.nodes[self.majority :]),
         )
-        seen, queue = {first}, deque([first])
-        while queue:
-            state = queue.popleft()
-            for after in self.steps(state):
-                if (broken := self.broken_promise(after)) is not None:
-                    return f"{broken}: {after}"
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
-        self.states = len(seen)
-        return None
+        return first_violation(first, self.steps, self.broken)
 
-    def broken_promise(self, state: State) -> str | None:
+    def broken(self, _: State, state: State) -> str | None:
         if any(0 <= operator.ended_at < state.succeeded for operator in state.operators):
             return "a round succeeded although the grant had been revoked before it began"
         tallies = [self.tally_of(which, operator) for which, operator in enumerate(state.operators)]

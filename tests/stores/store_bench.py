@@ -35,7 +35,7 @@ from postgresql_proxy import PostgresqlProxy
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum, QuorumNetwork
 from redis_server import RedisServer
-from stays import PATIENCE, eventually
+from stays import PATIENCE, eventually, none_left
 from zookeeper_server import ZooKeeperServer
 
 from fencing_sdk.backends.kahuna.cluster import GET_INFO, AnswerType, body_of
@@ -92,14 +92,7 @@ class AnsweringBench(StoreBench, Protocol):
 
 async def nothing_left(bench: WaitersBench, *, within: float = PATIENCE) -> None:
     """See that no lease, no waiter and no connection remains."""
-
-    async def clean() -> bool:
-        return not await bench.leavings()
-
-    with contextlib.suppress(AssertionError):
-        await eventually(clean, what="nothing is left", within=within)
-    left = await bench.leavings()
-    assert not left, left
+    await none_left(bench.leavings, within=within)
 
 
 BUSY = 300.0

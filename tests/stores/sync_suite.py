@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from campaigns import amount
@@ -79,6 +79,16 @@ def answered(ask: Callable[[], T]) -> T:
     return ask()
 
 
+def in_a_thread(scenario: Callable[[Any, str], None]) -> Callable[[Any, SyncBench], Coroutine[Any, Any, None]]:
+    """Run a scenario beside the loop of its test."""
+
+    async def test(self: Any, bench: SyncBench) -> None:
+        await asyncio.to_thread(scenario, self, bench.url)
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
 class SyncSuite:
     """What the threads of one process see."""
 
@@ -92,11 +102,10 @@ class SyncSuite:
 
         await asyncio.to_thread(hold)
 
-    async def test_a_look_names_the_process_and_tells_a_job_that_runs_from_a_lock_that_is_kept(self, bench: SyncBench):
+    @in_a_thread
+    def test_a_look_names_the_process_and_tells_a_job_that_runs_from_a_lock_that_is_kept(self, url: str) -> None:
         """On ZooKeeper it does so to the client of the job alone: the node keeps the ttl of the grant."""
-        await asyncio.to_thread(self._look_at_a_job, bench.url)
 
-    def _look_at_a_job(self, url: str) -> None:
         def look() -> HolderFacts:
             holder = answered(lambda: locks.inspect("a"))
             assert holder is not None
@@ -112,10 +121,8 @@ class SyncSuite:
         assert during.state.startswith("when its run has ended, kept until ")
         assert after.state == f"kept until {after.kept_until}, nothing runs"
 
-    async def test_one_thread_at_a_time_is_inside_and_tokens_grow(self, bench: SyncBench):
-        await asyncio.to_thread(self._take_turns, bench.url)
-
-    def _take_turns(self, url: str) -> None:
+    @in_a_thread
+    def test_one_thread_at_a_time_is_inside_and_tokens_grow(self, url: str) -> None:
         inside: list[int] = []
         tokens: list[int] = []
 
@@ -137,15 +144,14 @@ class SyncSuite:
         assert len(tokens) == 6 * 4
 
     @pytest.mark.campaign
-    async def test_many_threads_are_served_in_the_order_of_the_line(self, bench: SyncBench):
+    @in_a_thread
+    def test_many_threads_are_served_in_the_order_of_the_line(self, url: str) -> None:
         """
         Where the store shows its line; in any order where it does not.
 
         Nor in any certain order if the store or this process stood still: a waiter that is silent loses its place.
         """
-        await asyncio.to_thread(self._stand_in_line, bench.url, amount(1000, short=30))
-
-    def _stand_in_line(self, url: str, number: int) -> None:
+        number = amount(1000, short=30)
         served: list[str] = []
         line: list[str] = []
         looks: list[float] = []
@@ -184,10 +190,8 @@ class SyncSuite:
         assert not line or max(looks, default=0.0) > STANDSTILL or served == line
 
     @pytest.mark.campaign
-    async def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, bench: SyncBench):
-        await asyncio.to_thread(self._compute, bench.url)
-
-    def _compute(self, url: str) -> None:
+    @in_a_thread
+    def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, url: str) -> None:
         with connect(url) as locks, locks.lock("a", ttl=4, safety_buffer=0.2, heartbeat_interval=0.3) as lease:
             until = CLOCK.now() + amount(12.0, short=4.2)
             while CLOCK.now() < until:
@@ -195,10 +199,8 @@ class SyncSuite:
             assert lease.held
             assert lease.wait_lost(0) is None
 
-    async def test_what_cannot_be_had_is_told_as_to_tasks(self, bench: SyncBench):
-        await asyncio.to_thread(self._fail_to_acquire, bench.url)
-
-    def _fail_to_acquire(self, url: str) -> None:
+    @in_a_thread
+    def test_what_cannot_be_had_is_told_as_to_tasks(self, url: str) -> None:
         def enter(wait: float) -> None:
             with locks.lock("a", wait=wait):
                 pass
@@ -216,10 +218,8 @@ class SyncSuite:
             with locks.lock("a", wait=PATIENCE) as again:
                 assert again.token > state_of(lease).number
 
-    async def test_a_body_that_has_lost_its_lease_goes_on_and_is_told_at_the_end(self, bench: SyncBench):
-        await asyncio.to_thread(self._lose, bench.url)
-
-    def _lose(self, url: str) -> None:
+    @in_a_thread
+    def test_a_body_that_has_lost_its_lease_goes_on_and_is_told_at_the_end(self, url: str) -> None:
         heard: SimpleQueue[LossReason] = SimpleQueue()
         with connect(url) as locks:
             # The longer the ttl, the later the loss may be noticed and still be an expiry. The test waits for max_hold.
@@ -237,10 +237,8 @@ class SyncSuite:
             assert heard.get(timeout=PATIENCE) is LossReason.EXPIRED
             assert heard.empty()
 
-    async def test_closing_releases_what_is_held_and_the_client_opens_again(self, bench: SyncBench):
-        await asyncio.to_thread(self._close, bench.url)
-
-    def _close(self, url: str) -> None:
+    @in_a_thread
+    def test_closing_releases_what_is_held_and_the_client_opens_again(self, url: str) -> None:
         locks: LockClient = connect(url)
         lease = locks.lock("a", ttl=300).acquire()
         locks.close()
@@ -254,10 +252,8 @@ class SyncSuite:
 class SyncRevokingSuite:
     """What the thread of a holder is told when an operator takes its lock away."""
 
-    async def test_a_lease_that_the_store_ends_is_told_with_the_reason(self, bench: SyncBench):
-        await asyncio.to_thread(self._revoke, bench.url)
-
-    def _revoke(self, url: str) -> None:
+    @in_a_thread
+    def test_a_lease_that_the_store_ends_is_told_with_the_reason(self, url: str) -> None:
         heard: SimpleQueue[LossReason] = SimpleQueue()
         with connect(url) as locks:
             lock = locks.lock("a", ttl=60, heartbeat_interval=0.5)

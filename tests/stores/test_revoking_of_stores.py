@@ -2,12 +2,17 @@
 
 import pytest
 from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
-from revoking_suite import RevokingSuite
+from revoking_suite import RevokingSuite, compared_before, race
 
 pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 
-class TestSqlite(OnSqlite, RevokingSuite): ...
+class TestSqlite(OnSqlite, RevokingSuite):
+    async def test_a_comparison_that_is_not_part_of_the_step_is_caught(self, bench):
+        """The control: a race in which nothing can go wrong would prove nothing."""
+        with pytest.raises(ExceptionGroup) as caught:
+            await race(bench.url, compared_before, ["release"], rounds=1000)
+        assert caught.group_contains(AssertionError, match="was hit|told that they|has ended")
 
 
 @pytest.mark.usefixtures("patient_postgresql")

@@ -153,25 +153,6 @@ class WaitersSuite:
             assert await holder.ended() == "ended\n"
         await nothing_left(bench)
 
-    async def test_a_released_lock_reaches_the_waiters_in_the_order_of_their_arrival(self, bench: WaitersBench):
-        async with opened(bench.url) as (locks, _), opened(bench.url) as (others, _):
-            order: list[int] = []
-
-            async def wait(number: int) -> None:
-                async with others.lock("a", ttl=60):
-                    order.append(number)
-
-            async with staying(locks.lock("a", ttl=60)) as stay:
-                tasks = []
-                for number in range(20):
-                    tasks.append(asyncio.create_task(wait(number)))
-                    await bench.waiting("a", number + 1)
-                await stay.end()
-            async with asyncio.timeout(PATIENCE):
-                await asyncio.gather(*tasks)
-            assert order == list(range(20)), order
-        await nothing_left(bench)
-
     async def test_a_crowd_in_one_client_is_served_in_order_and_delays_no_release(self, bench: WaitersBench):
         crowd = amount(2000, short=200)
         async with opened(bench.url) as (locks, _), opened(bench.url) as (others, _):

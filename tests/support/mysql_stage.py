@@ -11,7 +11,7 @@ from typing import Any
 import pymysql
 from local_ports import HOST
 from mysql_server import MysqlServer
-from stays import PATIENCE, eventually
+from stays import PATIENCE, eventually, none_left
 
 NEEDED = "SELECT, INSERT, UPDATE, DELETE"
 """What a user needs in a database that has the tables."""
@@ -113,14 +113,7 @@ async def leavings(server: MysqlServer) -> list[object]:
 
 async def nothing_left(server: MysqlServer) -> None:
     """See that no lease, no line and no connection remains."""
-
-    async def clean() -> bool:
-        return not await leavings(server)
-
-    with contextlib.suppress(AssertionError):
-        await eventually(clean, what="nothing is left")
-    left = await leavings(server)
-    assert not left, left
+    await none_left(lambda: leavings(server))
 
 
 @asynccontextmanager

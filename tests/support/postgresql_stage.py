@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import traceback
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from event_log import Log
 from postgresql_server import BENCH_NAME, PostgresqlServer
-from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
+from stays import LONG, PATIENCE, Stay, answered, eventually, none_left, opened, staying
 
 from fencing_sdk import LockHeldError
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
@@ -82,14 +81,7 @@ async def leavings(server: PostgresqlServer) -> list[object]:
 
 async def nothing_left(server: PostgresqlServer, *, within: float = PATIENCE) -> None:
     """See that no lease, no line and no connection remains."""
-
-    async def clean() -> bool:
-        return not await leavings(server)
-
-    with contextlib.suppress(AssertionError):
-        await eventually(clean, what="nothing is left", within=within)
-    left = await leavings(server)
-    assert not left, left
+    await none_left(lambda: leavings(server), within=within)
 
 
 @asynccontextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 from patience import until
 from redis_quorum import Quorum
 from redis_server import RedisServer
-from stays import PATIENCE, eventually
+from stays import PATIENCE, none_left
 
 
 def key(name: str, part: str = "l", prefix: str = "fencing") -> str:
@@ -30,14 +29,11 @@ async def keys(server: RedisServer) -> set[str]:
 
 async def nothing_left(server: RedisServer, *, within: float = PATIENCE) -> None:
     """See that no lease, no line and no connection remains."""
-    with contextlib.suppress(AssertionError):
 
-        async def clean() -> bool:
-            return not await keys(server) and not await connections(server)
+    async def leavings() -> list[object]:
+        return [*await keys(server), *await connections(server)]
 
-        await eventually(clean, what="nothing is left", within=within)
-    assert await keys(server) == set()
-    assert await connections(server) == []
+    await none_left(leavings, within=within)
 
 
 async def held_by_all(quorum: Quorum, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,6 +149,14 @@ async def eventually(ask: Any, *, what: str, within: float = PATIENCE) -> Any:
         assert CLOCK.now() < stop, f"{what}: not within {within} s"
         await asyncio.sleep(0.01)
     return answer
+
+
+async def none_left(leavings: Callable[[], Awaitable[Collection[object]]], *, within: float = PATIENCE) -> None:
+    """See that a store keeps nothing of closed clients."""
+    stop = CLOCK.now() + within
+    while left := await leavings():
+        assert CLOCK.now() < stop, left
+        await asyncio.sleep(0.01)
 
 
 async def answered(ask: Callable[[], Awaitable[T]], *, within: float = PATIENCE) -> T:
