@@ -1,5 +1,5 @@
 """
-What may be passed to the front: each argument is checked when the object is built, before anything is sent.
+Checks of the front's arguments, made when an object is built and before anything is sent.
 
 Every refusal is a `ConfigurationError` that names the parameter and says what it takes.
 """
@@ -63,7 +63,7 @@ _DRIVERS = {
     "sqlite3": "write connect('sqlite:///locks.db')",
     "kazoo": "write connect('zk://host:2181')",
 }
-"""What to write instead of passing a client of another package."""
+"""The call to write instead of passing a client of another package."""
 
 
 def check_backend(backend: object, *, takes: str = "backend must be") -> None:
@@ -159,7 +159,7 @@ def check_reason(reason: object) -> str:
 
 
 _PATCHED = ("threading", "thread", "select", "socket")
-"""What an event loop needs as it is. gevent and eventlet have names of their own for threads."""
+"""Functions that an event loop needs unpatched. gevent and eventlet have names of their own for threads."""
 
 
 def check_threads_are_real() -> None:

@@ -16,7 +16,7 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, shown
 
 _PASSWORD = re.compile(r"://[^/?]*:[^/?]*@|[?&][a-z_]*password=")
-"""What a URL with a password has, and perhaps some without: it decides on a warning alone."""
+"""Characters of a URL with a password. Some URLs without one have them too, which costs a warning at most."""
 
 
 def connect(

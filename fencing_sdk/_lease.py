@@ -1,5 +1,5 @@
 """
-What a caller holds: a lease, and nothing that could make it unsafe. The lease of the code that runs now.
+Lease: the handle of a held lock, and the lease of the code that runs now.
 
 A context variable follows tasks and `asyncio.to_thread`; `loop.run_in_executor` does not carry it.
 """
@@ -25,7 +25,7 @@ from fencing_sdk.errors import LossReason, NoLeaseError, StaleTokenError, shown
 
 class AnyLease(Uncopied):
     """
-    What the `Lease` of a task and that of a thread share, and any thread may ask.
+    Properties that the `Lease` of a task shares with that of a thread. Any thread may read them.
 
     It is the type for functions that code of both kinds calls.
     """
@@ -40,12 +40,12 @@ class AnyLease(Uncopied):
 
     @property
     def name(self) -> str:
-        """What the lock protects, without the client's namespace."""
+        """Name of the lock, without the client's namespace."""
         return self._state.name
 
     @property
     def resource(self) -> str:
-        """What guards know this lease by: the name of the lock, or ``name/permit`` where it is a permit."""
+        """Resource of this lease to a guard: the name of the lock, or ``name/permit`` for a permit."""
         return self._state.resource(self._state.name)
 
     @property

@@ -182,7 +182,7 @@ class LeaseState:
         return token
 
     def resource(self, name: str) -> str:
-        """What a guard knows this lease by, where its lock is known by *name*: each permit is a resource of its own."""
+        """Return the resource of this lease of the lock *name* to a guard: each permit is one of its own."""
         return name if self.permit is None else f"{name}/{self.permit}"
 
     @property

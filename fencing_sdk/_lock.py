@@ -50,7 +50,7 @@ class Lock(Uncopied):
 
     @property
     def name(self) -> str:
-        """What the lock protects, without the client's namespace."""
+        """Name of the lock, without the client's namespace."""
         return self._terms.name
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
 """
-What happens to locks, reported to observers as frozen values.
+Events of locks, reported to observers as frozen values.
 
 Every acquisition has one beginning and one end, and all its events have its ``holder``:
 
@@ -99,7 +99,7 @@ class RenewalLate(_ClientEvent):
     late: float
     """Seconds after the moment the renewal was due."""
     stack: str | None
-    """What the loop's thread was doing meanwhile, innermost call last; None where it was not seen."""
+    """Stack of the loop's thread meanwhile, innermost call last; None where it was not seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Lost(_ClientEvent):
     token: int
     reason: LossReason
     detail: str = ""
-    """What the error says beyond the reason: the last renewal without an answer, or what the operator wrote."""
+    """Detail beyond the reason: the last renewal without an answer, or the operator's note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Released(_ClientEvent):
 
 @unique
 class JobOutcome(StrEnum):
-    """What became of one call of a job. The value is the word used in recordings and metrics."""
+    """Outcome of one call of a job. The value is the word used in recordings and metrics."""
 
     RAN = "ran"
     """The function returned while the lock was held."""

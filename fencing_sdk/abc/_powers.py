@@ -50,9 +50,10 @@ class PendingPost(Protocol):
 
     def give_up(self) -> None:
         """
-        It was not answered in time. Close its connection if the store is silent, and break off what it still waits for.
+        Give up a call that was not answered in time.
 
-        An answer may still come, and is taken: a grant that comes late is released. Never raises.
+        Closes its connection if the store is silent, and breaks off what it still waits for. An answer that still comes
+        is taken: a late grant is released. Never raises.
         """
         ...
 

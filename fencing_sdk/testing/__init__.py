@@ -1,5 +1,5 @@
 """
-What tests need: suites for backends and guards, faults, and a world on virtual time.
+Tools for tests: suites for backends and guards, faults, and a world on virtual time.
 
 Each name is loaded on first use: only the suites need pytest.
 """

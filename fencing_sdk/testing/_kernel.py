@@ -47,7 +47,7 @@ class NoAnswer(Exception):  # noqa: N818  (no caller sees it: the request is los
 
 @dataclass(slots=True, eq=False)
 class LinkFault:
-    """What happens to messages of one kind; None matches every kind."""
+    """Treatment of messages of one kind; None matches every kind."""
 
     operation: str | None
     way: str | None
@@ -71,7 +71,7 @@ class LinkFault:
 
 
 class Link:
-    """What connects one client with the lock service and the stores."""
+    """Links between one client, the lock service and the stores."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network

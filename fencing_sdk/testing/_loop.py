@@ -126,7 +126,7 @@ class Timeline:
 
 
 def _drawn() -> _Draws:
-    """What the program and the package will draw next."""
+    """State of the random numbers that the program and the package draw next."""
     return random.getstate(), JITTER.drawn_from
 
 

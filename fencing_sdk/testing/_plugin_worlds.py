@@ -1,5 +1,5 @@
 """
-What the fixtures of the plugin do: make worlds, stop a client in them, and end a lease of the code under test.
+Worlds of the plugin's fixtures: make them, stop a client in them, and end a lease of the code under test.
 
 A lease ends in any event loop, also in that of a client for threads. The store gives the lock away and the lease
 learns why, in one step. From there on everything is the engine's own: the work is cancelled, observers are notified,

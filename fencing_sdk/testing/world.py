@@ -110,7 +110,7 @@ class World:
 
     @property
     def history(self) -> list[str]:
-        """What happened, a line each: every message when it is sent, every event of a client, every pause."""
+        """Log of the world, a line each: every message when it is sent, every event of a client, every pause."""
         return list(self._kernel.timeline.history)
 
     def client(self, name: str, *, clock_rate: float = 1.0) -> WorldClient:
@@ -313,7 +313,7 @@ class Write:
     """A write that reached a store, and what became of it."""
 
     at: float
-    """When it arrived, in seconds since the world began."""
+    """Arrival, in seconds since the world began."""
     client: str
     value: object
     token: int

@@ -188,7 +188,7 @@ class RevokingPromises(BackendUnderTest):
         assert await self.renewed(backend, claim) is Renewal.RENEWED
 
     async def test_a_grant_is_revoked_once(self, backend: PowerfulBackend, reopen: Reopen) -> None:
-        """One of several operators takes it away, also when they use different clients."""
+        """Exactly one of several operators takes it away, also when they use different clients."""
         token = await self.granted(backend, self.claim())
         async with aclosing(reopen()) as other:
             assert isinstance(other, SupportsRevoking)

@@ -80,7 +80,7 @@ class NodeRequest:
 
 class QuorumNode:
     """
-    One of so many *nodes*, by its *number* among them.
+    Node with this *number* among so many *nodes*.
 
     *on_push* receives its number and a message that is not a reply; *on_vote* is called when a connection has shown
     that the node may vote.
