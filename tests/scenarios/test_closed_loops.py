@@ -30,7 +30,7 @@ pytest_plugins = [
 ]
 
 
-@pytest.fixture(params=["redis", "postgresql", "mysql", "etcd", "zookeeper", "kahuna"])
+@pytest.fixture(params=["postgresql", "etcd", "zookeeper", "kahuna"])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a server."""
     return request.getfixturevalue(f"{request.param}_server").url
@@ -95,3 +95,11 @@ def test_locks_of_a_closed_loop_are_released_from_the_next_one(url, caplog):
 def test_so_are_those_of_one_machine(tmp_path, caplog):
     check("memory://", caplog)
     check(f"sqlite:///{tmp_path}/locks.db", caplog)
+
+
+def test_so_are_those_on_redis(redis_server, caplog):
+    check(redis_server.url, caplog)
+
+
+def test_so_are_those_on_mysql(mysql_server, caplog):
+    check(mysql_server.url, caplog)

@@ -315,7 +315,7 @@ async def test_mode_04_a_blocked_loop_loses_its_lease_and_is_told_what_blocked_i
     """4: the next await raises, the reason says stalled, and the event names the code to blame."""
     log = Log()
     async with LockClient(LedgerBackend(), observers=[log]) as locks:
-        watch = locks._engine._heartbeat._log._stalls
+        watch = locks._engine._heartbeat.log._stalls
         steps_after = 0
         with pytest.raises(LeaseLostError) as lost:
             async with locks.lock("seats/42", ttl=1.5) as lease:
