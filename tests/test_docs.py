@@ -69,6 +69,7 @@ def test_each_block_of_the_readme_is_a_whole_file_that_can_be_run_again(tmp_path
             assert (done.returncode, done.stderr) == (0, ""), f"block {number}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_an_example_runs(example: Path, tmp_path: Path):
     done = subprocess.run(

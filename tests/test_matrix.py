@@ -86,6 +86,7 @@ def declared(suite: ast.ClassDef) -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", subjects("backends"))
 def test_every_backend_runs_the_suite_and_lacks_only_what_is_written_here(backend: str):
     found = suites(TESTS / "stores", "BackendSuite").get(f"fencing_sdk.backends.{backend}", [])

@@ -70,6 +70,7 @@ async def write(connection: sqlite3.Connection, token: int) -> None:
 """
 
 
+@pytest.mark.slow
 def test_the_code_of_users_passes_a_strict_check_without_any_extra(python, tmp_path):
     """The README's, and a call of every guard: an installed driver must not be needed to know what a guard takes."""
     blocks = BLOCK.findall((ROOT / "README.md").read_text())

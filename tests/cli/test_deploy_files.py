@@ -21,6 +21,8 @@ import redis
 from command_line import PATIENCE, Fencing, until
 from required_program import require_program
 
+pytestmark = pytest.mark.slow
+
 Manifest = dict[str, Any]
 
 pytest_plugins = ["postgresql_fixtures", "redis_fixtures"]

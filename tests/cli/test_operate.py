@@ -189,6 +189,7 @@ def test_what_cannot_work_is_wrong_usage(fencing: Fencing, arguments: list[str],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "url"),
     [
@@ -248,6 +249,7 @@ NAME = "report-1"
 
 
 class OperatorSuite:
+    @pytest.mark.slow
     async def test_an_operator_finds_a_lock_and_takes_it_away(self, fencing: Fencing, bench: StoreBench):
         fencing.environment["FENCING_URL"] = bench.url
 
@@ -302,6 +304,7 @@ CRON = re.compile(r"^(?:[\d*/,-]+ +){5}.*fencing run", re.MULTILINE)
 SECRET = "redis://app:hunter2@locks.example"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -349,6 +352,7 @@ def url_file(fencing: Fencing, content: bytes, mode: int = 0o600) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"%s", b"%s\n", b"\xef\xbb\xbf%s\r\n\n"], ids=["bare", "a line", "as on Windows"])
 def test_a_file_names_the_store(fencing: Fencing, content: bytes):
     url = fencing.environment.pop("FENCING_URL")
@@ -398,6 +402,7 @@ def test_a_file_that_names_no_store_is_an_error_that_repeats_none_of_it(
     assert "hunter2" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "url", "warned"),
     [
@@ -438,6 +443,7 @@ def variables(out: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in out.splitlines() if line.startswith("FENCING_"))
 
 
+@pytest.mark.slow
 def test_the_command_learns_no_url_unless_it_is_asked_for(fencing: Fencing):
     url = fencing.environment["FENCING_URL"]
     path = url_file(fencing, url.encode())
@@ -465,6 +471,7 @@ def test_a_url_that_came_through_a_pipe_is_passed_itself(fencing: Fencing):
     assert variables(done.stdout)["FENCING_URL"] == url
 
 
+@pytest.mark.slow
 def test_a_command_that_is_kept_from_the_store_does_not_take_another_one(fencing: Fencing):
     """It would lock this machine for itself."""
     inner = (
@@ -481,6 +488,7 @@ def test_a_command_that_is_kept_from_the_store_does_not_take_another_one(fencing
     assert passed.stdout.splitlines()[1].startswith("job ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_a_command_within_a_command_uses_the_same_store(fencing: Fencing, named: bool):
     if not named:

@@ -125,6 +125,7 @@ def test_a_lock_stays_taken_for_a_time_although_the_command_has_ended(fencing: F
     assert fencing.path("ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--label", "deploy 42")])
 def test_others_see_until_when_a_lock_is_kept_and_that_nothing_runs(fencing: Fencing, options: tuple[str, ...]):
     """And do not look for a command that has ended."""
@@ -151,6 +152,7 @@ def test_others_see_that_a_command_runs_whose_lock_is_kept_later(fencing: Fencin
     assert json.loads(fencing("ls", "--json").stdout)["kept_until"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [(), ("--at-least-on", "success"), ("--at-least-on", "any")], ids=" ".join)
 def test_a_command_that_fails_gives_its_lock_back_at_once_unless_any_end_keeps_it(
     fencing: Fencing, on: tuple[str, ...]
@@ -191,6 +193,7 @@ def test_a_time_that_cannot_be_kept_is_wrong_usage(fencing: Fencing, options: tu
     assert message in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
@@ -275,6 +278,7 @@ def test_the_wait_for_the_lock_waits_for_a_store_that_is_away(fencing: Fencing, 
     assert (process.returncode, out, err) == (0, "held\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", ["", '1;holder="00000000"'], ids=["", "in another fencing run"])
 def test_a_store_that_stays_away_means_69_at_the_end_of_the_wait(fencing: Fencing, away: RedisServer, around: str):
     fencing.environment["FENCING_AROUND"] = around

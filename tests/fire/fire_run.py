@@ -327,8 +327,7 @@ class Round:
         newcomer.close()
 
     async def _ask(self, locks: LockClient, name: str) -> None:
-        async with asyncio.timeout(self.store.served + 20.0):
-            lease = await locks.lock(name, ttl=self.store.ttl).acquire()
+        lease = await locks.lock(name, ttl=self.store.ttl, wait=self.store.served + 20.0).acquire()
         await lease.release()
 
     # The verdict

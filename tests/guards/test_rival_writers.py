@@ -22,6 +22,8 @@ from fencing_sdk import LockClient
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.sql import SqlGuard
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
 
 

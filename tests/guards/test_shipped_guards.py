@@ -206,6 +206,7 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_guard_on_the_page_passes_its_suite(tmp_path: Path):
     done = run(tmp_path, CODE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -213,6 +214,7 @@ def test_the_guard_on_the_page_passes_its_suite(tmp_path: Path):
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protection", "without", "promise"),
     [

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["redis_fixtures"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,6 +9,8 @@ import sys
 import pytest
 from page_project import run_pytest, write_from_page
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["redis_fixtures"]
 
 PAGE = "django-celery.md"

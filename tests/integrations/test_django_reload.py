@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import requests
 from local_ports import HOST, free_port
 from patience import wait_until
@@ -18,6 +19,7 @@ LIMIT = 100.0
 """Seconds for what several processes do on a busy machine."""
 
 
+@pytest.mark.slow
 def test_a_lock_of_the_process_before_is_free_after_a_reload(tmp_path: Path):
     app = tmp_path / "manage.py"
     shutil.copy(APP, app)

@@ -23,6 +23,8 @@ from web_servers import send, uvicorn_server
 from fencing_sdk import Lease, connect
 from fencing_sdk.integrations.fastapi import Leased, answer_problems, lifespan
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["mysql_fixtures", "postgresql_fixtures"]
 
 PAGE = "fastapi.md"

@@ -112,6 +112,7 @@ def test_workers_take_turns_and_leave_nothing_behind(program: Program, preload: 
     check_turns_and_end(start(program, preload=preload), preload=preload)
 
 
+@pytest.mark.slow
 def test_so_do_workers_that_were_forked_in_c_with_an_open_client(start, redis_server: RedisServer):
     """Python runs no hook for a fork, so only the kernel tells the worker that the client is its parent's."""
     check_turns_and_end(start(uwsgi, redis_server.url, preload=True), preload=True)

@@ -85,6 +85,7 @@ def test_memory_answers_as_the_rules_say():
     assert play_all(MemoryOracle(), seeds(800, short=100))
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 def test_sqlite_answers_as_the_rules_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert play_all(SqliteOracle(tmp_path / "locks.db", monkeypatch), seeds(200, short=20))
@@ -169,6 +170,7 @@ def test_a_change_of_memory_is_caught(planted: Planted, monkeypatch: pytest.Monk
     catch(MemoryOracle(), planted, range(500))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", SQLITE, ids=lambda planted: planted.what)
 def test_a_change_of_sqlite_is_caught(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     planted.plant(monkeypatch)
@@ -182,6 +184,7 @@ def test_a_change_of_postgresql_is_caught(
     catch(PostgresqlOracle(postgresql_server, monkeypatch, planted.in_text()), planted, range(100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", MYSQL, ids=lambda planted: planted.what)
 def test_a_change_of_mysql_is_caught(planted: Planted, mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
     planted.plant(monkeypatch)
@@ -210,6 +213,7 @@ def test_a_change_of_zookeeper_is_caught(planted: Planted, zookeeper_url: str, m
     catch(NodesOracle(zookeeper_url), planted, range(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", KAHUNA, ids=lambda planted: planted.what)
 def test_a_change_of_kahuna_is_caught(planted: Planted, kahuna_server: KahunaServer, monkeypatch: pytest.MonkeyPatch):
     planted.plant(monkeypatch)

@@ -18,7 +18,7 @@ from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite import store as sqlite_store
 from fencing_sdk.errors import StaleTokenError
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 
 
 def in_memory(clock: SteppedClock, kind: type[MemoryBackend] = MemoryBackend):

@@ -147,6 +147,7 @@ def test_any_text_is_a_backend_or_a_configuration_error(url: str):
     opened(url)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_a_long_url_is_little_work(scheme: str):
     for rest in long_ones("a", "[", "%", "%41", "@", ",", "a,", ":", "/", "?", "&a=b", "//@", "[::1],", "1"):
@@ -319,6 +320,7 @@ TEMPLATES = pieces(
 )
 
 
+@pytest.mark.slow
 @checked(200)
 @given(template=TEMPLATES, a=ANYTHING, b=ANYTHING)
 @example(template="{a:{b}}", a="x", b="999999999")

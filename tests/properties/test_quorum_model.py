@@ -23,6 +23,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAFE)
 def test_no_history_repeats_a_token_or_lets_it_fall(name: str):
     assert SAFE[name].violation() is None
@@ -57,11 +58,13 @@ OPERATED_WRONGLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATED)
 def test_no_history_goes_on_with_a_grant_that_was_revoked(name: str):
     assert OPERATED[name].violation() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATED_WRONGLY)
 def test_the_model_notices_a_revocation_that_proves_too_little(name: str):
     model, promise = OPERATED_WRONGLY[name]

@@ -208,6 +208,7 @@ async def test_a_waiter_whose_client_closes_leaves_the_line(road, others):
     await granted_soon(others)
 
 
+@pytest.mark.slow
 async def test_a_waiter_that_gives_up_while_it_joins_leaves_the_line(road, others):
     holder = await others.lock("a", ttl=TTL).acquire()
     for moment in (SLOW / 2, 3 * SLOW, 5 * SLOW):

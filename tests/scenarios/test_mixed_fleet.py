@@ -138,6 +138,7 @@ async def pause(seconds):
 # What one holder sees.
 
 
+@pytest.mark.slow
 def test_old_clients_wait_for_a_holder_of_both_and_it_waits_for_them(play, stage):
     async def scenario(locks, both):
         async with both(locks.lock("report", ttl=3, safety_buffer=0.3), "report") as lease:
@@ -160,6 +161,7 @@ def test_old_clients_wait_for_a_holder_of_both_and_it_waits_for_them(play, stage
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_lost_old_lock_ends_the_lease(play, stage):
     log = Log()
 

@@ -256,6 +256,7 @@ leases, waiting = [], []
     assert said(script + ends + "\nsay('end')") == ["end"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["lease", "loop of an election", "client for threads"])
 def test_what_outlives_the_modules_of_the_package_ends_in_silence(kept):
     """A framework may keep it: Python empties the modules of the package before `os`, which was loaded earlier."""

@@ -28,7 +28,7 @@ from patience import until
 from fencing_sdk import LockClient, StaleTokenError, connect
 from fencing_sdk.guards.memory import MemoryGuard
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system cannot stop a process")
+pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).parents[1] / "support" / "workers" / "pause_worker.py"
 FILE = "locks.db"

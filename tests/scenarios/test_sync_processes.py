@@ -29,6 +29,7 @@ def run(tmp_path, text):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing_gives_each_child_a_client_of_its_own(method, tmp_path, url):
     """A child that ends with a lock in its hands frees it at once, although it ends without functions of atexit."""

@@ -114,6 +114,7 @@ def test_an_interrupt_ends_every_process_and_tells_what_is_known():
     assert "verdict: ok" in said
 
 
+@pytest.mark.slow
 def test_where_interrupts_are_ignored_no_history_is_left_out():
     """So a shell starts what it runs in the background. A pass with histories missing would be a lie."""
     code, said = interrupted(90, signal.SIG_IGN)

@@ -33,6 +33,7 @@ def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedP
     return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_nothing_is_broken(seeds: range, capsys: pytest.CaptureFixture[str]):
@@ -73,6 +74,7 @@ def test_what_a_long_campaign_took_for_a_fault_is_explained(seed: int):
     assert not play(write_script(seed)).report.violations
 
 
+@pytest.mark.slow
 def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.simulation.campaign._PART", 4)
     alone, together = run_campaign(300, 15, 1), run_campaign(300, 15, 3)

@@ -28,6 +28,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.campaign
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_state_breaks_a_promise(scope: str):
@@ -37,6 +38,7 @@ def test_no_state_breaks_a_promise(scope: str):
     assert outcome.states > 15_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
 def test_every_part_is_needed(broken: str):
     promise, bounds = BROKEN[broken]
@@ -98,6 +100,7 @@ LINE_BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", LINE)
 def test_no_state_of_a_line_of_keys_breaks_a_promise(scope):
     outcome = explore(LINE[scope], LIMIT)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 
 import anyio
+import pytest
 from patience import until
 from stays import eventually
 from store_bench import StoreBench, WaitersBench
@@ -41,6 +42,7 @@ async def candidate(url: str, *, ttl: float = TTL, cleanup: float = 0.0) -> Asyn
 class ElectionSuite:
     """What an election does on every store that processes share."""
 
+    @pytest.mark.slow
     async def test_a_leader_that_is_told_to_end_hands_over_when_its_body_has_ended(self, bench: WaitersBench):
         async with candidate(bench.url, ttl=LONG_TTL, cleanup=0.5) as leader:
             _, token = await leader.moment("leads")
@@ -61,6 +63,7 @@ class ElectionSuite:
         await other.says("left")
         assert await other.process.wait() == 0
 
+    @pytest.mark.slow
     async def test_a_leader_that_is_killed_is_followed_after_one_ttl(self, bench: WaitersBench):
         async with candidate(bench.url) as leader:
             await leader.moment("leads")
@@ -81,6 +84,7 @@ class ElectionSuite:
 class FaultyElectionSuite:
     """What an election does when its store is away: for stores that are servers."""
 
+    @pytest.mark.slow
     async def test_an_outage_longer_than_a_ttl_ends_the_term_and_not_the_loop(self, bench: StoreBench):
         ttl, tokens = 3.0, []
         led, ended = asyncio.Event(), asyncio.Event()

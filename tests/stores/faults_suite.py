@@ -35,6 +35,7 @@ class FaultsSuite:
 
     # The server is silent.
 
+    @pytest.mark.slow
     @pytest.mark.every_loop
     async def test_a_server_that_stops_for_less_than_the_deadline_is_ridden_out(self, bench: StoreBench):
         async with opened(bench.url) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
@@ -50,6 +51,7 @@ class FaultsSuite:
         assert log.of(Lost) == []
         await nothing_left(bench)
 
+    @pytest.mark.slow
     @pytest.mark.every_loop
     async def test_a_server_that_stops_for_longer_ends_the_body_before_the_lease(self, bench: StoreBench):
         async with opened(bench.url) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
@@ -67,6 +69,7 @@ class FaultsSuite:
                 await following.end()
         await nothing_left(bench)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("fault", ["blackhole", "half_open"])
     async def test_the_server_still_keeps_the_lease_at_the_moment_the_body_ends(self, fault: str, bench: StoreBench):
         ended: list[tuple[float, float]] = []
@@ -93,6 +96,7 @@ class FaultsSuite:
         assert left_at - ended_at < LEAVING
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_a_rival_is_granted_only_after_the_body_of_a_client_that_was_cut_off(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (cut_off, _), opened(bench.url) as (locks, _):
             async with staying(cut_off.lock("a", **SHORT)) as stay:
@@ -137,6 +141,7 @@ class FaultsSuite:
         assert log.of(Lost) == []
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_a_connection_that_dies_in_silence_while_it_is_opened_costs_no_lease(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
             await log.seen(Renewed)
@@ -152,6 +157,7 @@ class FaultsSuite:
         assert log.of(Lost) == []
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_a_client_that_closes_while_nothing_is_delivered_closes_all_the_same(self, bench: StoreBench):
         async with opened(bench.url) as (others, _):
             held = await others.lock("b", ttl=60).acquire()
@@ -193,6 +199,7 @@ class FaultsSuite:
 
     # The connection breaks.
 
+    @pytest.mark.slow
     @pytest.mark.every_loop
     async def test_a_connection_cut_again_and_again_costs_nothing(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
@@ -219,6 +226,7 @@ class FaultsSuite:
         assert log.of(Lost) == []
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_a_server_that_refuses_connections_for_good_ends_the_body_in_time(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, log), staying(locks.lock("a", **SHORT)) as stay:
             await renewed_or_lost(log, stay.task)
@@ -235,6 +243,7 @@ class FaultsSuite:
                 await following.end()
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_many_tasks_share_the_connection_after_it_broke_under_all_of_them(self, bench: StoreBench):
         async with opened(bench.by_proxy) as (locks, _):
 

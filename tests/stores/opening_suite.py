@@ -62,6 +62,7 @@ class OpeningSuite:
 
         return await asyncio.to_thread(hold)
 
+    @pytest.mark.slow
     async def test_a_server_that_starts_after_the_wait_has_begun_is_waited_for(self, world: str, bench: StoreBench):
         tries = Tries()
         with self.away(bench) as url:
@@ -104,6 +105,7 @@ class OpeningSuite:
             await self.open(world, url)
         await nothing_left(bench)
 
+    @pytest.mark.slow
     async def test_a_client_that_is_opened_alone_waits_as_long_as_it_was_told(self, world: str, bench: StoreBench):
         with self.away(bench) as url:
             opening = asyncio.create_task(self.open(world, url, open_wait=LONG))

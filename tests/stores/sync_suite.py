@@ -189,6 +189,7 @@ class SyncSuite:
         assert len(set(served)) == number
         assert not line or max(looks, default=0.0) > STANDSTILL or served == line
 
+    @pytest.mark.slow
     @pytest.mark.campaign
     @in_a_thread
     def test_a_lease_is_kept_while_its_thread_computes_for_longer_than_its_ttl(self, url: str) -> None:
@@ -237,6 +238,7 @@ class SyncSuite:
             assert heard.get(timeout=PATIENCE) is LossReason.EXPIRED
             assert heard.empty()
 
+    @pytest.mark.slow
     @in_a_thread
     def test_closing_releases_what_is_held_and_the_client_opens_again(self, url: str) -> None:
         locks: LockClient = connect(url)
@@ -289,6 +291,7 @@ class SyncProcessesSuite:
                 os.killpg(worker.pid, signal.SIGKILL)  # its children, too, which hold its pipes
             worker.communicate()
 
+    @pytest.mark.slow
     async def test_one_thread_of_all_processes_is_inside(self, start, tmp_path: Path):
         number = tmp_path / "number"
         number.write_text("0")
@@ -299,6 +302,7 @@ class SyncProcessesSuite:
         assert len(set(tokens)) == len(tokens) == 3 * 4 * 5
         assert int(number.read_text()) == len(tokens)
 
+    @pytest.mark.slow
     async def test_children_that_inherit_one_client_do_not_take_each_others_grants(self, start, tmp_path: Path):
         number = tmp_path / "number"
         number.write_text("0")
@@ -309,6 +313,7 @@ class SyncProcessesSuite:
         assert len(set(tokens)) == len(tokens) == 4 * 4 * 5
         assert int(number.read_text()) == len(tokens)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("kind", "code"), [("exits", 0), ("raises", 3)])
     async def test_an_interpreter_that_ends_frees_its_locks_at_once(self, kind, code, start, bench: SyncBench):
         worker = start(kind)
@@ -316,12 +321,14 @@ class SyncProcessesSuite:
         assert (worker.returncode, errors) == (code, "")
         await asyncio.to_thread(self._take, bench.url, int(said.split()[1]))  # long before the end of its ttl
 
+    @pytest.mark.slow
     async def test_a_process_that_is_killed_leaves_its_lock_to_the_ttl(self, start, bench: SyncBench):
         worker = start("holds")
         token = await self._token(worker)
         worker.kill()
         await asyncio.to_thread(self._take, bench.url, token)
 
+    @pytest.mark.slow
     async def test_a_process_that_was_frozen_does_not_get_to_read_its_token(self, start, bench: SyncBench):
         worker = start("holds")
         token = await self._token(worker)
@@ -332,6 +339,7 @@ class SyncProcessesSuite:
         assert said.split()[0] == "lost"
         assert "Traceback" not in errors
 
+    @pytest.mark.slow
     async def test_a_forked_child_is_no_holder_and_its_parent_goes_on(self, start):
         worker = start("forks")
         said, errors = await asyncio.to_thread(worker.communicate, timeout=LIMIT)

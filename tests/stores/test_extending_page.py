@@ -105,6 +105,7 @@ async def test_a_driver_that_blocks_does_not_hold_up_the_event_loop():
         assert await asking is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_the_suite_runs_under_any_plugin(tmp_path: Path, plugin: str):
     options, lines = PLUGINS[plugin]
@@ -129,6 +130,7 @@ class TestHalf(BackendSuite):
 """
 
 
+@pytest.mark.slow
 def test_a_suite_without_its_fixtures_says_what_to_provide(tmp_path: Path):
     done = run(tmp_path, HALF, AUTO, "-k", "survive or processes or outage or giving_back")
     assert done.returncode == 1
@@ -136,6 +138,7 @@ def test_a_suite_without_its_fixtures_says_what_to_provide(tmp_path: Path):
         assert f"provide a {missing}" in done.stdout or f"provide {missing}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_failed_promise_is_explained_with_its_values(tmp_path: Path):
     assert "row.token + 1" in CODE
     done = run(tmp_path, CODE.replace("row.token + 1", "7"), AUTO, "-k", "tokens_grow_after_a_release")

@@ -97,6 +97,7 @@ class WaitersSuite:
         async with worker_processes(WaitingProcess) as start:
             yield lambda url, ttl, kind: start(WORKERS / "waiters.py", url, "a", 10, ttl, kind)
 
+    @pytest.mark.slow
     async def test_forty_waiters_are_served_in_order_although_half_of_them_are_killed(
         self, bench: WaitersBench, start: Start
     ):
@@ -143,6 +144,7 @@ class WaitersSuite:
             async with locks.lock("a", ttl=60, wait=PATIENCE):  # far less than the ttl
                 pass
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["idle", "close", "use"])
     async def test_a_forked_child_does_not_disturb_its_parent(self, kind: str, bench: WaitersBench):
         async with worker_processes() as start:
@@ -192,6 +194,7 @@ class WaitersSuite:
         assert max(releases) < PATIENCE / 2, max(releases)  # each behind a few tries, and not behind all of them
         await nothing_left(bench)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("role", ["holder", "waiter"])
     async def test_a_loop_that_is_blocked_keeps_neither_a_lock_nor_a_turn(self, role: str, bench: WaitersBench):
         blocked = BlockedLoop(bench.url)

@@ -90,6 +90,7 @@ kept = []
     assert "and when the world ended: RuntimeError('nobody waits for this')" in output
 
 
+@pytest.mark.slow
 def test_it_gets_along_with_plugins_for_asynchronous_tests(tmp_path: Path):
     story = """
 import anyio, pytest

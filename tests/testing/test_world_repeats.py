@@ -67,6 +67,7 @@ def test_another_seed_has_another_history():
     assert story(7) != story(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
 def test_another_process_with_other_hashes_has_the_same_history(hash_seed):
     done = subprocess.run(

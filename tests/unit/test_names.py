@@ -30,6 +30,7 @@ pure = settings(deadline=None, max_examples=100)
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @pure
 @given(st.text(max_size=30))
 def test_a_name_is_taken_as_it_is_or_refused(text):

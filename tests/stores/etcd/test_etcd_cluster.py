@@ -163,6 +163,7 @@ def url_of(*members: EtcdMember) -> str:
     return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)
 
 
+@pytest.mark.slow
 @LEADER_OR_FOLLOWER
 async def test_a_holder_at_the_cut_off_member_is_out_before_the_majority_hands_on(
     partitioned_etcd: EtcdCluster, leads: bool

@@ -25,7 +25,10 @@ from fencing_sdk.backends.kahuna.waiters import KnownGrants
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["kahuna_fixtures"]
-pytestmark = pytest.mark.skipif(bool(UPSTREAMS), reason="a real cluster cannot be told to be in trouble")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(UPSTREAMS), reason="a real cluster cannot be told to be in trouble"),
+]
 
 
 FAILOVER = (0.26, 0.43)

@@ -245,6 +245,7 @@ STORIES: list[Story] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 async def test_a_row_that_two_clients_want(story: Story, stage: OpenStage):
     await story(await stage())

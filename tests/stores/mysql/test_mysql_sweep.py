@@ -14,6 +14,8 @@ from fencing_sdk.abc import Claim, Grant
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
 from fencing_sdk.backends.mysql.store import Sweeper
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["mysql_fixtures"]
 
 WEEK = 8 * 86_400

@@ -238,6 +238,7 @@ async def test_a_share_is_renewed_and_released_while_its_slot_moves(
         assert len(await backend.holders("a")) == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
 @pytest.mark.parametrize("stand", [pytest.param(stand, id=name) for name, stand in STANDS.items()])
 async def test_nothing_is_half_done_while_a_slot_moves(stand: Stand, there: bool, redis_cluster: Cluster):

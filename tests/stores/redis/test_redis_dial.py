@@ -102,6 +102,7 @@ async def test_a_dial_that_is_cancelled_ends_at_once_although_the_server_is_sile
     await until_nobody_is_connected(server)
 
 
+@pytest.mark.slow
 @pytest.mark.every_loop
 @pytest.mark.parametrize("secret", ["app:hunter2", "nobody:secret", ":hunter2", ""])
 async def test_a_login_that_is_refused_is_told_on_every_road_and_leaves_no_connection(road, secret):

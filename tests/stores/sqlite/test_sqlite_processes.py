@@ -21,6 +21,8 @@ from fencing_sdk.abc import Busy, Claim, Grant
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.testing.promises.under_test import in_line
 
+pytestmark = pytest.mark.slow
+
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 WORKERS = Path(__file__).parent

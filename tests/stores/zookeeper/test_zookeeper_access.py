@@ -195,6 +195,7 @@ async def refusal(backend: ZooKeeperBackend) -> BackendRefusedError:
 # Certificates.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "ciphers"),
     [("TLSv1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"), ("TLSv1.3", "TLS_AES_128_GCM_SHA256")],
