@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from fencing_sdk._mysql.driver import LOCK_PATIENCE, ServerError, code_of, hexadecimal
@@ -148,7 +148,7 @@ class NameRows:
     def of_answers(
         cls, reading: Reading, answers: Sequence[Answer], tokens: Callable[[float], TokenSource], backend: str
     ) -> Callable[[str], NameRows]:
-        """Take the *answers* to a *reading*; return the rows of any of the names."""
+        """Take the *answers* to a *reading*; return the rows of any of the names, the same ones for equal names."""
         rest = iter(answers)
         locks = next(rest, ())
         waiters, ended = next(rest, ()) if reading.line else (), next(rest, ()) if reading.reasons else ()
@@ -159,7 +159,11 @@ class NameRows:
             lines.setdefault(name, OrderedDict())[waiter.owner] = waiter
         why = {(_text(name), _text(owner)): (until / SECOND, _text(text)) for name, owner, until, text in ended}
 
+        made: dict[str, NameRows] = {}  # no cache of functools: it takes a `LockName` for another key than its text
+
         def rows_of(name: str) -> NameRows:
+            if (of := made.get(name)) is not None:
+                return of
             token, grants = known.get(name, (0, "[]"))
             table = RowTable(tokens(now), backend)
             table.last_token = token
@@ -168,7 +172,8 @@ class NameRows:
             if name in lines:
                 table.lines[name] = lines[name]
             table.reasons = {key: kept for key, kept in why.items() if key[0] == name} if reading.reasons else _Unread()
-            return cls(table, name, now)
+            made[name] = cls(table, name, now)
+            return made[name]
 
         return rows_of
 
@@ -581,10 +586,8 @@ class MysqlStore:
     def _rows_of(self, reading: Reading, answers: Sequence[Answer]) -> Callable[[str], NameRows]:
         """The rows of each name, by the answers to a reading: see `NameRows.of_answers`."""
         tokens = "hybrid" if self.hybrid else "counter"
-        return cache(
-            NameRows.of_answers(
-                reading, answers, lambda now: token_source(tokens, lambda: int(now * SECOND) // TICK), BACKEND
-            )
+        return NameRows.of_answers(
+            reading, answers, lambda now: token_source(tokens, lambda: int(now * SECOND) // TICK), BACKEND
         )
 
     async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked | BackendError]:
