@@ -231,6 +231,9 @@ async def test_a_silent_connection_with_half_a_text_is_given_up_at_once(mysql_se
     mysql_server.resume()
     assert done
     assert isinstance(reading.exception(), ConnectionAbandonedError)
+    there = f"SELECT 1 FROM information_schema.processlist WHERE id = {session.number}"
+    while await mysql_server.fetch(there):  # noqa: ASYNC110  (the socket closes once the rest of the text is sent)
+        await asyncio.sleep(0.01)
 
 
 async def test_settings_of_the_server_leave_no_statement_uncommitted(start_mysql):
