@@ -39,7 +39,10 @@ def _version(server: str) -> str | None:
     }[server]
     if not shutil.which(command[0]):
         return None
-    found = re.search(r"\d+(\.\d+)+", subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    if server == "MySQL" and "MariaDB" in answer:  # which Debian installs under both names
+        return None
+    found = re.search(r"\d+(\.\d+)+", answer)
     return found and found[0]
 
 
