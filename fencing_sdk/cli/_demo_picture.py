@@ -111,15 +111,15 @@ def _accesses(events: Sequence[Line]) -> list[tuple[str, str, Line]]:
 
 def draw(runs: Sequence[tuple[str, str, Sequence[Line]]]) -> str:
     """Return *runs* as SVG text, each a title, an outcome and its events; one panel under the other, on one scale."""
-    told = [_Run(*run) for run in runs]
-    longest = max(run.end - run.start for run in told)
+    drawn = [_Run(*run) for run in runs]
+    longest = max(run.end - run.start for run in drawn)
     scale = (WIDTH - _LEFT - _RIGHT) / (longest * _ROOM_AT_THE_END)
-    panels = [_Panel(run, scale) for run in told]
+    panels = [_Panel(run, scale) for run in drawn]
     bottom = sum(panel.height for panel in panels) + 6
     height = bottom + 72
     size = {"viewBox": f"0 0 {WIDTH} {height:g}", "width": f"{WIDTH}", "height": f"{height:g}"}
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "font-family": _FONT, "role": "img"})
-    ET.SubElement(root, "title").text = "Timeline. " + " ".join(f"{run.title}: {run.outcome}." for run in told)
+    ET.SubElement(root, "title").text = "Timeline. " + " ".join(f"{run.title}: {run.outcome}." for run in drawn)
     _add(root, "rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=10, fill=_PAPER, stroke=_RULE)
     pattern = _add(_add(root, "defs"), "pattern", id="frozen", width=8, height=8, patternTransform="rotate(45)")
     pattern.set("patternUnits", "userSpaceOnUse")

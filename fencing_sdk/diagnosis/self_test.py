@@ -27,7 +27,7 @@ _TTL = 15.0
 _WAKE_LIMIT = 0.5
 """Seconds in which a store wakes a waiter. One that it does not wake asks again after a second."""
 _HAND_ONS = 3
-"""Times that the lock is handed on at most: a store that wakes nobody is late each time, a busy machine only once."""
+"""Hand-overs at most: a store that wakes no waiter is late each time, a busy machine only once."""
 _TRIES = 3
 _POLL = 0.05
 _STEP_LIMIT = 8.0

@@ -70,7 +70,7 @@ class ZooKeeperDiagnosis(StoreDiagnosis[ZooKeeperBackend]):
         findings = [
             host_down("zookeeper.host", f"{host}: {'no answer' if answer is None else 'no majority'}", fatal=fatal)
             for host, answer in zip(settings.places, answers, strict=True)
-            if "Mode:" not in (answer or "")  # a server without a majority answers, and serves nobody
+            if "Mode:" not in (answer or "")  # a server without a majority answers, and serves no client
         ]
         return findings + judged(OF_SESSION, SessionFacts(ttl, session.asked, granted))
 

@@ -76,7 +76,7 @@ class EtcdGuard(StoreGuard):
 
         prefix: The beginning of every key of a fence.
 
-        ca: As for the backend, like *cert*, *key* and *ssl_context*.
+        ca: As for the backend, like *cert* and *key*; *ssl_context* stands for all of them.
 
         observers: Callables that receive `StaleRejected` for every refusal and `FenceRaised` for
             every successful `raise_to`.

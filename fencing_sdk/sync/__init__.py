@@ -130,8 +130,8 @@ def connect(
         ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
         UnsupportedError: gevent or eventlet has replaced the threads of this process.
     """
-    told = {"observers": observers, "drain": drain, "open_wait": open_wait, "label": label}
-    return LockClient(_connect(url, namespace=namespace, **told, **options))  # type: ignore[arg-type]  # of this signature
+    given = {"observers": observers, "drain": drain, "open_wait": open_wait, "label": label}
+    return LockClient(_connect(url, namespace=namespace, **given, **options))  # type: ignore[arg-type]  # of this signature
 
 
 def current_lease(name: str | None = None) -> AnyLease:

@@ -239,7 +239,7 @@ async def test_resources_do_not_wait_for_each_other(asyncpg_way):
 
 
 async def test_a_server_that_does_not_answer_holds_no_one_who_is_cancelled(server, asyncpg_way, looking):
-    """It cannot be told that the statement is cancelled, and is not waited for."""
+    """A server that stands still learns nothing of the cancellation, and is not waited for."""
     guard = SqlGuard(server.url)
     await guard.raise_to("a", OLD)
     async with asyncpg_way.begin() as transaction:

@@ -51,7 +51,7 @@ HEADLINES = {
 
 @unique
 class Verdict(StrEnum):
-    """What a recording shows."""
+    """Facts of a recording."""
 
     OK = "ok"
     VIOLATED = "violated"
@@ -426,7 +426,7 @@ def _as_meant(grant: StoreGrant, report: Report) -> None:
 
 
 def _released(facts: Facts, grant: StoreGrant, lease: RecordedLease, report: Report) -> None:
-    """What was released is free at once, not at its ttl."""
+    """A released lock is free at once, not at its ttl."""
     released = lease.released
     if released is None or lease.kept or grant.excused:
         return

@@ -23,7 +23,7 @@ NO_NUMBER = -1
 
 
 class Mishaps(NamedTuple):
-    """What may still go wrong."""
+    """Mishaps that may still come."""
 
     pauses: int = 0
     kills: int = 0

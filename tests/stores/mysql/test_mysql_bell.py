@@ -188,7 +188,7 @@ async def _no_session(server: MysqlServer) -> bool:
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_gone(start_mysql):
-    """It stands still until the closing has ended, and a connection to it might be waited for, too."""
+    """The server stands still until the closing has ended; a new connection might be waited for, too."""
     server = await asyncio.to_thread(start_mysql)
     backend = from_url(server.url, connect_timeout=10 * PATIENCE)
     await backend.open()
