@@ -117,11 +117,10 @@ class Lock(Uncopied):
             return _hold_in_doubt(doubt, terms, engine.hold(terms, self._fences))
         return engine.hold(terms, self._fences)
 
-    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
-        return self._enter(self._terms)
-
-    async def _enter(self, terms: Terms) -> Lease:
-        lease = await self._acquire(terms)
+    async def __aenter__(
+        self,
+    ) -> Lease:  # a plain method that returns a coroutine is no context manager to most checkers
+        lease = await self._acquire(self._terms)
         try:
             self._scopes.append(LeaseScope(lease))
         except BaseException:
@@ -289,7 +288,9 @@ async def enter(lock: Lock, *, wait: float | None, under: tuple[AnyLease, ...]) 
 
     *under*: the leases that the caller works under.
     """
-    return await lock._enter(lock._terms._replace(wait=wait, under=under))  # noqa: SLF001
+    entered = Lock(lock._engine, lock._terms._replace(wait=wait, under=under), lock._fences)  # noqa: SLF001
+    entered._scopes = lock._scopes  # noqa: SLF001
+    return await entered.__aenter__()
 
 
 def enter_with(lock: Lock, lease: Lease) -> None:

@@ -8,7 +8,7 @@ Both sides for aiohttp: a client middleware that sends the token, a server middl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse, web
 from aiohttp.typedefs import Handler, Middleware
@@ -19,7 +19,7 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, RouteTemplate, check_path, presented
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, RouteTemplate, check_path, demanded, presented
 from fencing_sdk.integrations._problem import (
     BODY_LIMIT,
     MAPPED,
@@ -107,7 +107,7 @@ def guard_middleware(
     Raises:
         ConfigurationError: an argument cannot work.
     """
-    checkpoint = Checkpoint(guard, resource, _Routes, request_token, **options)
+    checkpoint = Checkpoint(guard, resource, _Routes, _carried, **options)
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -125,14 +125,23 @@ def guard_middleware(
     return guarding
 
 
-def request_token(request: web.Request) -> Token | None:
+@overload
+def request_token(request: web.Request, *, required: Literal[True] = True) -> Token: ...
+@overload
+def request_token(request: web.Request, *, required: Literal[False]) -> Token | None: ...
+def request_token(request: web.Request, *, required: bool = True) -> Token | None:
     """
-    Return the token that a request carries, or None: the one that `guard_middleware` has looked at.
+    Return the token that a request carries: the one that `guard_middleware` has looked at.
+
+    Where it is not *required*, a request without a token gives None.
 
     Raises:
-        FencingError: it is malformed, in a request that the middleware had no reason to look at.
-            The middleware answers that error, too.
+        FencingError: the token is missing or malformed. `guard_middleware` answers 428 or 400.
     """
+    return demanded(_carried(request), required=required)
+
+
+def _carried(request: web.Request) -> Token | None:
     headers = request.headers
     return presented(headers.getall(_HEADER, ()), headers.getall(_OLD_HEADER) if _OLD_HEADER in headers else ())
 

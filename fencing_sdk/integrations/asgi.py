@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, presented
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, demanded, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
 
 __all__ = ["FencingMiddleware", "lifespan", "request_token"]
@@ -81,7 +81,7 @@ class FencingMiddleware:
     ) -> None:
         self.app = app
         self._checkpoint = Checkpoint(
-            guard, resource, lambda route: route.by(_target), request_token, whole="scope", **options
+            guard, resource, lambda route: route.by(_target), _carried, whole="scope", **options
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,14 +107,23 @@ class FencingMiddleware:
             await _answer(problem_of(error, stale_status=self._checkpoint.stale_status), send)
 
 
-def request_token(scope: Scope) -> Token | None:
+@overload
+def request_token(scope: Scope, *, required: Literal[True] = True) -> Token: ...
+@overload
+def request_token(scope: Scope, *, required: Literal[False]) -> Token | None: ...
+def request_token(scope: Scope, *, required: bool = True) -> Token | None:
     """
-    Return the token that a request carries, or None: the one that `FencingMiddleware` has looked at.
+    Return the token that a request carries: the one that `FencingMiddleware` has looked at.
+
+    Where it is not *required*, a request without a token gives None.
 
     Raises:
-        FencingError: it is malformed, in a request that the middleware had no reason to look at.
-            The middleware answers that error, too.
+        FencingError: the token is missing or malformed. `FencingMiddleware` answers 428 or 400.
     """
+    return demanded(_carried(scope), required=required)
+
+
+def _carried(scope: Scope) -> Token | None:
     values: list[str] = []
     old: list[str] = []
     for name, value in scope["headers"]:

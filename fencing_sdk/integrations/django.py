@@ -14,7 +14,7 @@ A view that writes to the database needs no guard in front: it admits the token 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, Literal, TypeAlias, Unpack, cast, overload
 
 from fencing_sdk._values.drivers import imported_from
 
@@ -27,7 +27,7 @@ from fencing_sdk._values.drivers import DIFFERS, KnownDriver
 from fencing_sdk._values.token import Token, check_token, older_transactions, transaction_looks
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError, shown
-from fencing_sdk.integrations._incoming import GuardOptions
+from fencing_sdk.integrations._incoming import GuardOptions, demanded
 from fencing_sdk.integrations._problem import MAPPED, problem_of
 from fencing_sdk.integrations.wsgi import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.sync import LockClient
@@ -56,7 +56,7 @@ def guard_middleware(
         ConfigurationError: an argument cannot work.
     """
     checkpoint: BlockingCheckpoint[HttpRequest] = BlockingCheckpoint(
-        guard, resource, _target, request_token, locks, **options
+        guard, resource, _target, lambda request: token_of(request.META), locks, **options
     )
     return lambda get_response: _GuardedViews(get_response, checkpoint)
 
@@ -87,14 +87,20 @@ class _GuardedViews:
         return HttpResponse(problem.body, status=problem.status, headers=headers)
 
 
-def request_token(request: HttpRequest) -> Token | None:
+@overload
+def request_token(request: HttpRequest, *, required: Literal[True] = True) -> Token: ...
+@overload
+def request_token(request: HttpRequest, *, required: Literal[False]) -> Token | None: ...
+def request_token(request: HttpRequest, *, required: bool = True) -> Token | None:
     """
-    Return the token that a request carries, or None.
+    Return the token that a request carries: the one that `guard_middleware` has looked at.
+
+    Where it is not *required*, a request without a token gives None.
 
     Raises:
-        FencingError: it is malformed. `guard_middleware` answers that error, too.
+        FencingError: the token is missing or malformed. `guard_middleware` answers 428 or 400.
     """
-    return token_of(request.META)
+    return demanded(token_of(request.META), required=required)
 
 
 def own_connection(using: str = DEFAULT_DB_ALIAS) -> object:

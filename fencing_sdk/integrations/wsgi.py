@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, FencingError, shown
-from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, presented
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, demanded, presented
 from fencing_sdk.integrations._problem import MAPPED, Problem, check_stale_status, problem_of
 from fencing_sdk.sync import LockClient
 
@@ -72,7 +72,7 @@ class GuardedApplication:
         **options: Unpack[GuardOptions],
     ) -> None:
         self.app = app
-        self._checkpoint = BlockingCheckpoint(guard, resource, _target, request_token, locks, **options)
+        self._checkpoint = BlockingCheckpoint(guard, resource, _target, token_of, locks, **options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Judge the request, and pass it on."""
@@ -122,14 +122,20 @@ class _Begun:
             close()
 
 
-def request_token(environ: Environ) -> Token | None:
+@overload
+def request_token(environ: Environ, *, required: Literal[True] = True) -> Token: ...
+@overload
+def request_token(environ: Environ, *, required: Literal[False]) -> Token | None: ...
+def request_token(environ: Environ, *, required: bool = True) -> Token | None:
     """
-    The token that a request carries, or None: what `GuardedApplication` has looked at.
+    Return the token that a request carries: the one that `GuardedApplication` has looked at.
+
+    Where it is not *required*, a request without a token gives None.
 
     Raises:
-        FencingError: it is malformed. `GuardedApplication` answers that error, too.
+        FencingError: the token is missing or malformed. `GuardedApplication` answers 428 or 400.
     """
-    return token_of(environ)
+    return demanded(token_of(environ), required=required)
 
 
 def problem_response(error: FencingError, *, stale_status: int = 409) -> WsgiApp:

@@ -7,8 +7,9 @@ from typing import Annotated
 import blocking_servers  # noqa: F401  (it sets Django up)
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, ServerDisconnectedError, WebSocketError, WSMsgType, web
+from aiohttp.test_utils import make_mocked_request
 from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -18,6 +19,7 @@ from web_servers import aiohttp_server, send, uvicorn_server
 from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, Token, UsageError
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.integrations import aiohttp as fenced_aiohttp
 from fencing_sdk.integrations import django as fenced_django
 from fencing_sdk.integrations import wsgi as fenced_wsgi
 from fencing_sdk.integrations._incoming import RouteTemplate
@@ -313,6 +315,29 @@ async def test_headers_that_a_server_did_not_write_in_lower_case_are_read_all_th
     guarded = FencingMiddleware(app, guard, resource="seats/{seat}")
     one, two = (b"Fencing-Token", b"34"), (b"fencing-token", b"35")
     assert [(await call(guarded, *headers))[0]["status"] for headers in [(one,), (one, two)]] == [200, 400]
+
+
+READERS = {
+    "aiohttp": (fenced_aiohttp.request_token, make_mocked_request("PUT", "/seats/42")),
+    "asgi": (request_token, {"headers": []}),
+    "django": (fenced_django.request_token, HttpRequest()),
+    "wsgi": (fenced_wsgi.request_token, {}),
+}
+
+
+@pytest.mark.parametrize(("read", "request_without"), READERS.values(), ids=READERS)
+def test_a_handler_that_needs_a_token_refuses_a_request_without_one(read, request_without):
+    assert read(request_without, required=False) is None
+    with pytest.raises(RequestRefused, match="428"):
+        read(request_without)
+
+
+async def test_that_refusal_is_answered_where_the_middleware_lets_requests_without_a_token_pass():
+    async def handler(request):
+        return web.Response(text=str(fenced_aiohttp.request_token(request)))
+
+    async with aiohttp_server(application(guard_middleware(required=False), handler=handler)) as url:
+        assert [(await send(url, *headers)).status for headers in [(), (TOKEN,)]] == [428, 200]
 
 
 @pytest.mark.parametrize("method", ["put", "Put"])

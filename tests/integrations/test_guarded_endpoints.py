@@ -60,7 +60,7 @@ def aiohttp_app(
     guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
 ):
     async def handler(request):
-        write(request.match_info["seat"], fenced_aiohttp.request_token(request))
+        write(request.match_info["seat"], fenced_aiohttp.request_token(request, required=False))
         return web.Response(text="done")
 
     middleware = fenced_aiohttp.guard_middleware(guard, resource=template, required=required, stale_status=stale_status)
@@ -78,7 +78,7 @@ def asgi_app(
     guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
 ):
     async def handler(request: Request):
-        write(request.path_params["seat"], fenced_asgi.request_token(request.scope))
+        write(request.path_params["seat"], fenced_asgi.request_token(request.scope, required=False))
         return PlainTextResponse("done")
 
     async def health(request: Request):
@@ -127,7 +127,7 @@ def wsgi_app(
     def handler(environ, start_response):
         if environ["PATH_INFO"].startswith("/seats/"):
             seat = environ["PATH_INFO"].encode("latin-1").decode().removeprefix("/seats/")
-            write(seat, fenced_wsgi.request_token(environ))
+            write(seat, fenced_wsgi.request_token(environ, required=False))
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [b"done"]
 
@@ -140,7 +140,7 @@ def django_app(
     guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
 ):
     def handler(request, seat):
-        write(seat, fenced_django.request_token(request))
+        write(seat, fenced_django.request_token(request, required=False))
         return HttpResponse("done")
 
     def health(request):

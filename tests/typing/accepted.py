@@ -1,22 +1,33 @@
-"""What a type checker is to accept and to infer. Never run; `mypy tests/typing` reads it."""
+"""
+What a type checker is to accept and to infer. Never run: mypy, basedpyright, ty, pyrefly and zuban read it.
+
+Every face of the README is in it, and each way to enter what ``async with`` enters.
+"""
 
 import signal
+import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from datetime import timedelta
 from typing import Any, assert_type
 
 import redis
 import redis.asyncio
+from aiohttp import web
+from django.http import HttpRequest
 from tenacity import wait_exponential, wait_random
 
 import fencing_sdk.sync
 from fencing_sdk import (
+    AcquireTimeoutError,
     Holder,
     Lease,
     LeaseLostError,
     Lock,
     LockClient,
+    LockHeldError,
     LossReason,
+    StaleTokenError,
     Token,
     connect,
     current_lease,
@@ -25,6 +36,13 @@ from fencing_sdk import (
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event, NotAcquired, NotAcquiredReason, Observer
+from fencing_sdk.guards.etcd import EtcdGuard, put
+from fencing_sdk.guards.files import FileGuard
+from fencing_sdk.guards.kahuna import KahunaGuard
+from fencing_sdk.guards.memory import MemoryGuard
+from fencing_sdk.guards.redis import RedisGuard
+from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations import aiohttp, asgi, django, wsgi
 from fencing_sdk.recipes import (
     Election,
     ElectionStanding,
@@ -166,6 +184,78 @@ async def the_body_may_return_and_the_code_behind_it_is_reachable() -> int:
 async def a_handle_may_be_left_to_a_block_that_returns() -> int:
     async with await locks.lock("a").acquire() as lease:
         return int(lease.token)
+
+
+async def an_exit_stack_enters_whatever_async_with_enters() -> None:
+    async with AsyncExitStack() as stack:
+        assert_type(await stack.enter_async_context(locks), LockClient)
+        assert_type(await stack.enter_async_context(locks.lock("a")), Lease)
+        assert_type(await stack.enter_async_context(locks.rwlock("a").reader), Lease)
+        assert_type(await stack.enter_async_context(locks.rwlock("a").writer), Lease)
+        assert_type(await stack.enter_async_context(locks.semaphore("a", permits=4)), PermitLease)
+        assert_type(await stack.enter_async_context(locks.multilock("a", "b")), HeldLocks)
+        assert_type(await stack.enter_async_context(await locks.lock("a").acquire()), Lease)
+        assert_type(await stack.enter_async_context(await locks.semaphore("a", permits=4).acquire()), PermitLease)
+        assert_type(await stack.enter_async_context(beside(locks.lock("a"), OldLockOfCoroutines())), Lease)
+        async for term in locks.election("a"):
+            assert_type(await stack.enter_async_context(term), Lease)
+        await stack.enter_async_context(locks.draining_on(signal.SIGTERM, within=25))
+        assert_type(await stack.enter_async_context(RedisGuard("redis://localhost")), RedisGuard)
+
+
+async def under(lock: AbstractAsyncContextManager[Lease]) -> Token:
+    async with lock as lease:
+        return lease.token
+
+
+async def a_lock_is_passed_on_as_a_context_manager(term: ElectionTerm) -> None:
+    for lock in (locks.lock("a"), locks.rwlock("a").reader, locks.rwlock("a").writer, term):
+        await under(lock)
+    await under(locks.semaphore("a", permits=4))
+    await under(await locks.lock("a").acquire())
+
+
+def a_blocking_lock_is_entered_likewise(threads: fencing_sdk.sync.LockClient) -> None:
+    lock: AbstractContextManager[fencing_sdk.sync.Lease] = threads.lock("a")
+    with ExitStack() as stack:
+        assert_type(stack.enter_context(threads), fencing_sdk.sync.LockClient)
+        assert_type(stack.enter_context(lock), fencing_sdk.sync.Lease)
+        assert_type(stack.enter_context(threads.rwlock("a").reader), fencing_sdk.sync.Lease)
+        assert_type(stack.enter_context(threads.semaphore("a", permits=4)), fencing_sdk.sync.PermitLease)
+        held = stack.enter_context(threads.multilock("a", "b"))
+        assert_type(held.tokens, dict[str, Token])
+
+
+async def the_readme_books_a_seat(seats: SqlGuard, database: sqlite3.Connection) -> None:
+    try:
+        async with locks.lock("seats/42", ttl=15, wait=5, fences=[seats]) as lease:
+            seats.admit_sync(database, "seats/42", lease.token)
+    except (LockHeldError, AcquireTimeoutError):
+        raise
+    except LeaseLostError as error:
+        assert_type(error.reason, LossReason)
+    except StaleTokenError as error:
+        assert_type(error.fence, int)
+
+
+async def every_guard_takes_a_token(lease: Lease) -> None:
+    await RedisGuard("redis://localhost").execute("a", lease.token, ("SET", "a", 1))
+    await EtcdGuard("etcd://localhost").execute("a", lease.token, put("a", "1"))
+    await KahunaGuard("kahuna://localhost").raise_to("a", lease.token)
+    await FileGuard("folder").write("a", lease.token, b"1")
+    MemoryGuard().write("a", lease.token, print, 1)
+
+
+async def and_so_does_the_token_of_a_request(
+    request: web.Request, scope: asgi.Scope, environ: wsgi.Environ, view: HttpRequest, database: sqlite3.Connection
+) -> None:
+    guard = SqlGuard("app.db")
+    await guard.admit(database, "a", aiohttp.request_token(request))
+    await guard.admit(database, "a", asgi.request_token(scope))
+    guard.admit_sync(database, "a", django.request_token(view))
+    guard.admit_sync(database, "a", wsgi.request_token(environ))
+    assert_type(asgi.request_token(scope), Token)
+    assert_type(asgi.request_token(scope, required=False), Token | None)
 
 
 async def a_client_is_a_context_manager_of_itself() -> None:
