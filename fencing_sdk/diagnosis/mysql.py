@@ -1,5 +1,5 @@
 """
-Checks MySQL and MariaDB servers, each host on a connection of its own.
+Checks MySQL and MariaDB servers. Several hosts are asked on connections of their own; a single one, on the client's.
 
 The diagnosis creates nothing, so it works before the tables are there. The backend itself refuses a server that cannot
 keep a promise: several writers, or `innodb_flush_log_at_trx_commit` 0.
@@ -85,11 +85,15 @@ class MysqlDiagnosis(StoreDiagnosis[MysqlBackend]):
 
     async def _ask(self, host: MysqlUrl) -> MysqlFacts:
         async with asyncio.timeout(_LIMIT):
-            session = await self.backend._mysql.dialer.open_host(host)
-            try:
-                (rows,) = await session.ask(ask_for(*_VARIABLES))
-            finally:
-                session.drop()
+            store = self.backend._mysql
+            if len(store.dialer.hosts) == 1 and store.connected:
+                (rows,) = await store.ask(ask_for(*_VARIABLES))  # the server or the user may allow no other connection
+            else:
+                session = await store.dialer.open_host(host)
+                try:
+                    (rows,) = await session.ask(ask_for(*_VARIABLES))
+                finally:
+                    session.drop()
         values = values_of(rows)
         return MysqlFacts(
             read_only=values.get("read_only", "OFF") != "OFF",

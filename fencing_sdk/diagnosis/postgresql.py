@@ -1,5 +1,5 @@
 """
-Checks PostgreSQL servers, each host on a connection of its own.
+Checks PostgreSQL servers. Several hosts are asked on connections of their own; a single one, on the client's.
 
 The diagnosis creates nothing, so it works before the tables are there.
 """
@@ -105,10 +105,13 @@ class PostgresqlDiagnosis(StoreDiagnosis[PostgresqlBackend]):
 
     async def _ask(self, host: PostgresqlUrl) -> PostgresqlFacts:
         async with asyncio.timeout(_LIMIT):
-            connection = await self.backend._dialer.open_host(host)
-            try:
-                row = await connection.fetchrow(_FACTS)
-            finally:
-                connection.terminate()
+            if len(self.backend._dialer.hosts) == 1 and self.backend._connection.connected:
+                row = await self.backend._connection.ask(_FACTS, ())  # the server or the role may allow no other one
+            else:
+                connection = await self.backend._dialer.open_host(host)
+                try:
+                    row = await connection.fetchrow(_FACTS)
+                finally:
+                    connection.terminate()
         assert row is not None
         return PostgresqlFacts(**json.loads(row[0]), hybrid=self.backend._requests.hybrid)

@@ -18,7 +18,7 @@ from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsLine
+from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsLine, SupportsOpen
 from fencing_sdk.diagnosis.checks import ERROR, WARNING
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, StaleTokenError
 
@@ -107,6 +107,9 @@ class SelfTest:
             return
         self._step = "renew"
         await self._renew(one, over)
+        if self.second is not self.first and isinstance(self.second, SupportsOpen):
+            self._step = "open a second connection"
+            await self.second.open()
         self._step = "hand on"
         hand_ons = 1
         while not await self._hand_on(one, two):

@@ -57,6 +57,14 @@ async def test_two_hosts_that_take_writes_are_found(start_mysql: StartMysql):
     assert "do not exclude each other" in findings["mysql.writers"].reason
 
 
+async def test_a_user_with_one_connection_has_its_settings_read_and_cannot_hand_on(start_mysql: StartMysql):
+    server = await asyncio.to_thread(start_mysql, **UNLOGGED | {"innodb_flush_log_at_trx_commit": 2})
+    await server.execute("CREATE USER alone WITH MAX_USER_CONNECTIONS 1")
+    await server.execute("GRANT ALL ON *.* TO alone")
+    findings = await found(server.url_as("alone"))
+    assert set(findings) == {"mysql.flush", "self-test.open a second connection"}
+
+
 async def test_a_login_that_is_refused_is_found_without_its_password(mysql_server: MysqlServer):
     findings = await found(mysql_server.url_as("app", "hunter2"))
     assert findings["mysql.host"].severity == ERROR

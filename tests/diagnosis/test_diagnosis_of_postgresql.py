@@ -68,6 +68,15 @@ async def test_a_pooler_of_transactions_is_found_by_its_silence(postgresql_serve
         assert (await found(bouncer.url))["self-test.wake"].severity == WARNING
 
 
+async def test_a_role_with_one_connection_has_its_settings_read_and_cannot_hand_on(start_postgresql: StartPostgresql):
+    server = await asyncio.to_thread(start_postgresql, **SOUND | {"fsync": False})
+    server.ask("CREATE ROLE alone LOGIN CONNECTION LIMIT 1")
+    server.ask("GRANT CREATE ON DATABASE postgres TO alone")
+    findings = await found(server.url_as("alone"))
+    assert set(findings) == {"postgresql.fsync", "self-test.open a second connection"}
+    assert "no connection left (53300)" in findings["self-test.open a second connection"].what
+
+
 async def test_missing_tables_are_found(postgresql_server: PostgresqlServer):
     assert "store.reachable" in await found(postgresql_server.url, create=False)
 

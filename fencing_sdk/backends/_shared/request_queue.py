@@ -100,6 +100,11 @@ class RequestConnection(Generic[S]):
         self._silence = silence
         self._queue: _RequestQueue[S] | None = None
 
+    @property
+    def connected(self) -> bool:
+        """True if the connection is open in this event loop, as far as the driver knows."""
+        return self._queue is not None and self._queue.owner.is_current and self._queue.connected
+
     async def run(self, body: Callable[[S], Awaitable[T]], *, urgent: bool = False, must_run: bool = False) -> T:
         """
         Run *body* on the connection. If the server rolled it back, it may run again.
@@ -172,6 +177,11 @@ class _RequestQueue(Generic[S]):
         self._unanswered = 0
         """How many connections in a row were closed without an answer."""
         self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """True if the connection is open, as far as the driver knows."""
+        return self._session is not None and not self._session.closed
 
     def put(self, body: Callable[[S], Awaitable[Any]], *, urgent: bool, must_run: bool) -> QueuedRequest[S]:
         """Add a request, and start the task that runs requests unless it runs already."""

@@ -413,6 +413,11 @@ class MysqlStore:
         with translating("open"):
             await self.ask("DO 0")
 
+    @property
+    def connected(self) -> bool:
+        """True if the connection of the requests is open."""
+        return self._connection.connected
+
     async def ask(self, statement: str) -> Sequence[Answer]:
         """
         Run one statement of its own, and return its rows as the one answer.
