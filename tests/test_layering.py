@@ -23,7 +23,8 @@ EDGES = ("integrations", "testing", "cli")
 HOMES = {
     "time": {"_values.clock"},
     "random": {"_values.clock"},  # drawing from the process's generator changes what a seeded program does
-    "threading": {"_engine.timers", "backends.sqlite", "backends.zookeeper", "diagnosis", "guards"} | {"sync"},
+    "threading": {"_engine.timers", "_values.drivers", "backends.sqlite", "backends.zookeeper", "diagnosis", "guards"}
+    | {"sync"},
     "CancelScope": {"_values.tasks", "_engine.lease_scope", "_lease_state"},
     "ContextVar": {"_lease"},
     "tenacity": {"_engine"},

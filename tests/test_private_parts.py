@@ -15,6 +15,7 @@ import inspect
 import platform
 import re
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,7 @@ from fencing_sdk._values.drivers import WORKS
 from fencing_sdk._values.token import token_of_lease
 from fencing_sdk.backends.redis.connection import dial as redis_dial
 from fencing_sdk.backends.redis.options import servers_of_client
+from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend
 from fencing_sdk.backends.zookeeper import driver as zookeeper_driver
 from fencing_sdk.guards.sql import _transaction
@@ -204,6 +206,12 @@ async def write_by_django(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     our_django._refuse_older(connection, token_of_lease(1, None, ()), "seats/42")
 
 
+async def open_sqlite_in_a_subinterpreter(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(threading, name)
+    monkeypatch.setattr("fencing_sdk.backends.sqlite.store.daemon_threads_allowed", lambda: False)
+    await SqliteBackend("nowhere.db").open()
+
+
 async def make_a_world(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name in vars(asyncio):
         monkeypatch.delattr(asyncio, name)
@@ -278,6 +286,7 @@ PARTS = [
         {"recipes.drain_signals"},
         "test_private_parts.py::test_the_handler_of_asyncio_run_is_known_whatever_it_is_made_of",
     ),
+    Part("Python", "_register_atexit", "threading", {"backends.sqlite.store"}, open_sqlite_in_a_subinterpreter),
     Part("Python", "_set_running_loop", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_run", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_exception", "asyncio.futures", {"testing._loop"}, make_a_world),

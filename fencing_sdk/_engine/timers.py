@@ -254,11 +254,14 @@ class StallWatch:
     def arm(self, overdue_at: float | None) -> None:
         """Expect the next `arm` before *overdue_at* on the clock; None expects nothing."""
         self._overdue_at = overdue_at
-        if overdue_at is None:
+        if overdue_at is None or self._stopped:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fencing-stall-watch", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = threading.Thread(target=self._run, name="fencing-stall-watch", daemon=True)
+                self._thread.start()
+            except RuntimeError:  # a subinterpreter, or a system without room for a thread: leases do without the stack
+                self._stopped = True
         elif overdue_at < self._asleep_until:
             self._rearmed.set()
 

@@ -1,5 +1,5 @@
 """
-The drivers that extras bring: how a missing one is installed, and the error for a version that differs inside.
+The drivers that extras bring: how a missing one is installed, and the errors where one cannot work.
 
 Of some drivers more is used than they promise. Where such a part is used, an AttributeError or a TypeError means that
 the installed version differs: another try will not help, another version will. `tests/test_private_parts.py` lists
@@ -8,10 +8,11 @@ the parts, and takes away each of them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fencing_sdk.errors import BackendRefusedError
+from fencing_sdk.errors import BackendRefusedError, UnsupportedError
 
 
 def install(extra: str) -> str:
@@ -40,6 +41,29 @@ def imported_from(extra: str | None, module: str) -> Iterator[None]:
         command = f"pip install {module}" if extra is None else install(extra)
         msg = f"{module} is not installed; run: {command}"
         raise ModuleNotFoundError(msg, name=error.name) from error
+
+
+def daemon_threads_allowed() -> bool:
+    """Return False in a subinterpreter of `concurrent.interpreters`: there, many drivers cannot be imported either."""
+    try:
+        threading.Thread(daemon=True)
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_daemon_threads(user: str) -> None:
+    """
+    Refuse *user*, whose thread must not keep the interpreter from ending, where Python allows no such thread.
+
+    Raises:
+        UnsupportedError: this is a subinterpreter.
+    """
+    if not daemon_threads_allowed():
+        msg = (
+            f"{user} needs a daemon thread, and a subinterpreter has none; use it in the main interpreter or a process"
+        )
+        raise UnsupportedError(msg)
 
 
 DIFFERS = (AttributeError, TypeError)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from fencing_sdk._values.drivers import install
+from fencing_sdk._values.drivers import daemon_threads_allowed, install
 from fencing_sdk._values.url import nearest, split_url
 from fencing_sdk.abc import Backend
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -89,6 +89,7 @@ def from_url(url: str, **options: object) -> Backend:
     Raises:
         ConfigurationError: unknown scheme, missing driver, or a bad option. The URL itself, which
             may hold a password, is never part of the message.
+        UnsupportedError: this is a subinterpreter, and the driver does not work there.
     """
     if not url:
         msg = "url is empty; is the variable set that it comes from? It must look like 'redis://host:6379'"
@@ -117,6 +118,11 @@ def _load(builtin: Builtin) -> Opener:
     except (ImportError, AttributeError) as error:
         if builtin.extra is None:
             raise
+        if not daemon_threads_allowed():
+            msg = (
+                f"the driver cannot be used in a subinterpreter ({error}); use it in the main interpreter or a process"
+            )
+            raise UnsupportedError(msg) from error
         msg = f"the installed driver cannot be used ({error}); for a version that works, run: {install(builtin.extra)}"
         raise ConfigurationError(msg) from error
     opener: Opener = module.from_url

@@ -128,7 +128,7 @@ def connect(
 
     Raises:
         ConfigurationError: there is no such backend, its driver is missing, or an option is unknown.
-        UnsupportedError: gevent or eventlet has replaced the threads of this process.
+        UnsupportedError: gevent or eventlet has replaced the threads of this process, or this is a subinterpreter.
     """
     given = {"observers": observers, "drain": drain, "open_wait": open_wait, "label": label}
     return LockClient(_connect(url, namespace=namespace, **given, **options))  # type: ignore[arg-type]  # of this signature

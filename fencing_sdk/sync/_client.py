@@ -20,6 +20,7 @@ from fencing_sdk._client import draining_of, job_of
 from fencing_sdk._lease import held_here, state_of
 from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values.claim import Holder, Waiting, check_name
+from fencing_sdk._values.drivers import check_daemon_threads
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.timing import Seconds, seconds
@@ -46,6 +47,9 @@ class LockClient(Uncopied):
 
     Args:
         client: A client that is used here alone, and that is not open.
+
+    Raises:
+        UnsupportedError: this is a subinterpreter, in which its background thread cannot run.
     """
 
     def __init__(self, client: TaskLockClient) -> None:
@@ -53,6 +57,7 @@ class LockClient(Uncopied):
         if not isinstance(given, TaskLockClient):
             msg = f"client must be a LockClient, not {shown(given)}; fencing_sdk.sync.connect makes one from a URL"
             raise ConfigurationError(msg)
+        check_daemon_threads("a client of fencing_sdk.sync")
         self._client = client
         self._bridges: dict[int, LoopThread] = {}
 

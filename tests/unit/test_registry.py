@@ -16,7 +16,7 @@ from fencing_sdk import connect
 from fencing_sdk._values.url import HostAddress, read_postgresql_url, split_url
 from fencing_sdk.backends import BUILTIN, Builtin, from_url, take_options
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.errors import ConfigurationError, UnsupportedError
 from fencing_sdk.guards.etcd import EtcdGuard
 from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.sql import SqlGuard
@@ -181,6 +181,9 @@ def test_a_driver_that_lacks_what_is_needed_is_not_called_missing(site, monkeypa
         "for a version that works, run: pip install 'fencing-sdk[valet]', or '.[valet]' in a checkout"
     )
     assert SECRET not in everything_said(caught.value)
+    monkeypatch.setattr("fencing_sdk.backends.daemon_threads_allowed", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"in a subinterpreter .*; use it in the main interpreter or a process"):
+        from_url("valet://")
 
 
 def test_what_a_backend_without_a_driver_lacks_is_its_own_fault(site, monkeypatch):

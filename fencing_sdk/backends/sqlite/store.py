@@ -2,7 +2,8 @@
 The thread that alone touches SQLite, so that the event loop never waits for a disk, and what the loop asks of it.
 
 It does one request after the other, in order of arrival, except that renewals overtake: they have a deadline. The
-thread is a daemon: a disk that hangs must not keep the process from ending.
+thread is a daemon: a disk that hangs must not keep the process from ending. A subinterpreter allows no daemon, and its
+end waits for the thread, which it asks to end first.
 
 A connection must not exist during a fork. SQLite remembers in the process's memory which file locks it holds. A child
 inherits the memory but not the locks, so that its connections would rely on locks that the kernel does not know. So
@@ -32,6 +33,7 @@ from typing import Any, TypeVar
 
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock, boot_identity
+from fencing_sdk._values.drivers import KnownDriver, daemon_threads_allowed
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import StopListening
@@ -46,6 +48,7 @@ T = TypeVar("T")
 
 FORK_PATIENCE = 5.0
 """Seconds that a fork waits for a transaction to end."""
+_PYTHON = KnownDriver("Python", user=BACKEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,11 @@ class SqlThread:
         queue = _WorkQueue()
         closed: Future[None] = Future()
         closed.set_running_or_notify_cancel()
-        thread = threading.Thread(target=_serve, args=(queue, self._opener, closed), name="fencing-sqlite", daemon=True)
+        if not (daemon := daemon_threads_allowed()):
+            with _PYTHON.known("open"):
+                threading._register_atexit(queue.close)  # type: ignore[attr-defined]  # noqa: SLF001
+        work = queue, self._opener, closed
+        thread = threading.Thread(target=_serve, args=work, name="fencing-sqlite", daemon=daemon)
         thread.start()
         end = weakref.finalize(self, queue.close)  # a backend that is dropped unclosed ends its thread
         return _Life(queue, thread, closed, end)

@@ -51,7 +51,7 @@ from fencing_sdk._values.claim import (
     safe_segment,
 )
 from fencing_sdk._values.clock import wall_seconds
-from fencing_sdk._values.drivers import imported_from
+from fencing_sdk._values.drivers import check_daemon_threads, imported_from
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.url import decoded, option_names, read_hosts, read_seconds, read_switch, refuse_url, split_url
 from fencing_sdk.abc import LossNotice, WaiterNotice
@@ -199,6 +199,7 @@ class ZooKeeperBackend(Uncopied):
 
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
+        UnsupportedError: this is a subinterpreter, in which the driver cannot start its threads.
     """
 
     def __init__(
@@ -216,6 +217,7 @@ class ZooKeeperBackend(Uncopied):
         key: str | None = None,
         connect_timeout: float = 1.0,
     ) -> None:
+        check_daemon_threads(BACKEND)
         if isinstance(hosts, str) or not isinstance(hosts, list | tuple) or not hosts:
             msg = "hosts must be a list of 'host:port'; write zk://host:2181,host:2181"
             raise ConfigurationError(msg)
