@@ -36,6 +36,7 @@ from fencing_sdk.events import Event
 from fencing_sdk.testing import FaultyBackend
 
 PACKAGE = Path(fencing_sdk.__file__).parent
+os.environ["SANIC_TOUCHUP"] = "false"  # Sanic rewrites its own methods when it starts, which works once in a process
 
 pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("stores/*_suite.py")))
 

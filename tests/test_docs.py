@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -34,12 +34,14 @@ def blocks(page: Path) -> list[CodeType]:
 
 def run(page: Path) -> None:
     """Run the blocks one after the other, in one event loop if one of them awaits at its top level."""
-    codes, namespace = blocks(page), {"__name__": "docs"}
-    if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
-        asyncio.run(awaited(codes, namespace))
-    else:
-        for code in codes:
-            exec(code, namespace)
+    codes, module = blocks(page), ModuleType("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "docs", module)  # Litestar looks there for what the annotations of a handler mean
+        if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+            asyncio.run(awaited(codes, vars(module)))
+        else:
+            for code in codes:
+                exec(code, vars(module))
 
 
 async def awaited(codes: list[CodeType], namespace: dict[str, object]) -> None:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypeAlias, TypedDict, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import LockName, check_name
-from fencing_sdk._values.token import TEXT_LIMIT, Token, parse_one_token, read_token
+from fencing_sdk._values.token import ACCEPTED_HEADERS, TEXT_LIMIT, Token, parse_one_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
 from fencing_sdk.integrations._problem import (
+    MAPPED,
+    Problem,
     RequestRefused,
+    as_problem,
     check_stale_status,
     malformed_token,
     missing_token,
@@ -29,6 +32,78 @@ from fencing_sdk.integrations._problem import (
 R = TypeVar("R")
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
+
+Headers: TypeAlias = Iterable[tuple[str | bytes, str | bytes]]
+"""The headers of a request, as pairs of a name and a value."""
+
+_NAMES = tuple(name.lower() for name in ACCEPTED_HEADERS)
+_LENGTHS = frozenset(map(len, _NAMES))
+
+
+def problem_of(error: Exception, headers: Headers, *, stale_status: int = 409) -> Problem:
+    """
+    Return the answer to an *error* that left a handler, for the error handler of any web framework.
+
+        problem = problem_of(error, request.headers.items())
+        return Response(problem.body, problem.status, problem.headers)
+
+    Every middleware of these modules makes its answers so. `StaleTokenError` is *stale_status*, `InvalidNameError` 400,
+    a lock that was not acquired 423; `LeaseLostError`, `DrainingError` and `BackendError`, which is logged, are 503.
+
+    Args:
+        error: The error. Register the handler for `FencingError`.
+
+        headers: The headers of the request, as pairs. A `StaleTokenError` about another token than theirs is no
+            answer to this request: the handler wrote under a lease of its own.
+
+        stale_status: 409, or 412.
+
+    Raises:
+        ConfigurationError: *stale_status* is neither 409 nor 412.
+        Exception: the *error* itself, if the request has not caused it and no lock or store has: it stays an error.
+    """
+    problem = answer_to(error, lambda: token_in(headers), check_stale_status(stale_status))
+    if problem is None:
+        raise error
+    return problem
+
+
+def answer_to(error: Exception, read: Callable[[], Token | None], stale_status: int) -> Problem | None:
+    """
+    Return the answer to an *error* that left a handler, or None if it stays an error.
+
+    A handler may write under a lease of its own. If that one is stale, the token of the request, which *read* returns,
+    is not to blame: an answer that blames it would make the caller give up a lock that it holds.
+    """
+    if not isinstance(error, MAPPED):
+        return None
+    if isinstance(error, StaleTokenError):
+        try:
+            token = read()
+        except RequestRefused:
+            return None
+        if token is None or error.token != token:
+            return None
+    return as_problem(error, stale_status=stale_status)
+
+
+def token_in(headers: Headers) -> Token | None:
+    """
+    Return the one token in the *headers* of a request, which are pairs, or None.
+
+    Raises:
+        FencingError: it is malformed, or came twice. The middlewares and `problem_of` answer that error, too.
+    """
+    values: list[str] = []
+    old: list[str] = []
+    for name, value in headers:
+        if len(name) in _LENGTHS and (known := _text(name).lower()) in _NAMES and _text(name).isascii():
+            (values if known == _NAMES[0] else old).append(_text(value))
+    return presented(values, old)
+
+
+def _text(raw: str | bytes) -> str:
+    return raw if isinstance(raw, str) else bytes(raw).decode("latin-1")
 
 
 def presented(values: Sequence[str], old: Sequence[str] = ()) -> Token | None:
@@ -215,7 +290,7 @@ class Checkpoint(Generic[R]):
         ConfigurationError: an argument cannot work.
     """
 
-    __slots__ = ("_methods", "_named", "_read", "_required", "guard", "stale_status")
+    __slots__ = ("_methods", "_named", "_read", "_required", "_stale_status", "guard")
 
     def __init__(
         self,
@@ -248,7 +323,7 @@ class Checkpoint(Generic[R]):
             msg = f"methods must be a list such as ['PUT', 'DELETE'], got {shown(methods)}"
             raise ConfigurationError(msg)
         self._required = check_flag(required, "required")
-        self.stale_status = check_stale_status(stale_status)
+        self._stale_status = check_stale_status(stale_status)
 
     def question(self, request: R, method: str) -> tuple[str, Token] | None:
         """
@@ -271,9 +346,9 @@ class Checkpoint(Generic[R]):
         except ConfigurationError:
             return check_resource(resource), token  # a bad request is answered; a mistake of the application is raised
 
-    def blames(self, error: Exception, request: R) -> bool:
-        """Return whether an *error* that left the handler is the answer to this *request*."""
-        return blames(error, request, self._read)
+    def answer_to(self, error: Exception, request: R) -> Problem | None:
+        """As `answer_to`, in this *request*."""
+        return answer_to(error, lambda: self._read(request), self._stale_status)
 
 
 def demanded(token: Token | None, *, required: bool) -> Token | None:
@@ -307,22 +382,6 @@ def check_resource(resource: object) -> str:
 @lru_cache(maxsize=1024)  # the same few are written to all the time; what is not a name is not remembered
 def _checked_name(resource: str) -> str:
     return check_name(resource, parameter="resource")
-
-
-def blames(error: Exception, request: R, read: Callable[[R], Token | None]) -> bool:
-    """
-    Return whether an *error* that left the handler is the answer to this *request*.
-
-    A handler may write under a lease of its own. If that one is stale, the caller's token is not
-    to blame, and an answer that blames it would make the caller give up a lock that it holds.
-    """
-    if not isinstance(error, StaleTokenError):
-        return True
-    try:
-        token = read(request)
-    except RequestRefused:
-        return False
-    return token is not None and error.token == token
 
 
 def check_guard(guard: object, resource: object) -> Guard:

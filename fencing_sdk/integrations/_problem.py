@@ -72,7 +72,7 @@ MAPPED = (StaleTokenError, RequestRefused, InvalidNameError, LeaseLostError, Acq
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An answer of the resource's side."""
+    """The answer to an error: its ``status``, ``headers`` and ``body`` are what a handler sends."""
 
     status: int
     type: str
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers, without the length."""
+        """The headers: Content-Type, Cache-Control and perhaps Retry-After, without the length of the body."""
         headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"}
         return headers if self.retry_after is None else {**headers, "Retry-After": str(self.retry_after)}
 
@@ -118,8 +118,8 @@ def unnamed_resource(detail: str) -> Problem:
     return Problem(400, _NO_RESOURCE, "Not a resource", detail)
 
 
-def problem_of(error: FencingError, *, stale_status: int) -> Problem:  # noqa: PLR0911  (a return for each kind)
-    """The answer to one of `MAPPED`."""
+def as_problem(error: FencingError, *, stale_status: int) -> Problem:  # noqa: PLR0911  (a return for each kind)
+    """Return the answer to one of `MAPPED`."""
     match error:
         case RequestRefused(problem=problem):
             return problem

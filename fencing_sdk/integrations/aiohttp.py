@@ -26,7 +26,6 @@ from fencing_sdk.integrations._problem import (
     STALE_STATUSES,
     SentHeaders,
     may_be_stale,
-    problem_of,
     raise_if_stale,
 )
 from fencing_sdk.integrations.asgi import lifespan
@@ -117,9 +116,9 @@ def guard_middleware(
                 await guard.raise_to(*question)
             return await handler(request)
         except MAPPED as error:
-            if request.writer.output_size or not checkpoint.blames(error, request):
+            problem = None if request.writer.output_size else checkpoint.answer_to(error, request)
+            if problem is None:
                 raise
-            problem = problem_of(error, stale_status=checkpoint.stale_status)
             return web.Response(status=problem.status, body=problem.body, headers=problem.headers)
 
     return guarding

@@ -10,27 +10,24 @@ the handler's write has to be part of the check, leave the guard out and admit i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 from fencing_sdk._client import LockClient
-from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
+from fencing_sdk._values.token import Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, demanded, presented
-from fencing_sdk.integrations._problem import MAPPED, Problem, problem_of
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, Headers, demanded, problem_of, token_in
+from fencing_sdk.integrations._problem import MAPPED, Problem
 
-__all__ = ["FencingMiddleware", "lifespan", "request_token"]
+__all__ = ["FencingMiddleware", "Problem", "lifespan", "problem_of", "request_token"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_NAMES = tuple(name.lower().encode() for name in ACCEPTED_HEADERS)
-_LENGTHS = frozenset(map(len, _NAMES))
 
 
 class FencingMiddleware:
@@ -44,6 +41,9 @@ class FencingMiddleware:
     the same. An `InvalidNameError` of the handler is 400, a lock that was not acquired 423,
     `LeaseLostError` 503, all but the first with Retry-After. A `BackendError` is logged, and is 503
     too: with Retry-After if the store did not answer, without if it refused.
+
+    A framework that answers the errors of its handlers itself, such as Litestar, Quart or Sanic, makes a 500 of them
+    before they get here. Its own error handler answers them, by `problem_of`.
 
     Every request that gets here can raise the fence, so put authentication in front of it.
     Websockets pass unguarded: a connection outlives every check, so admit each message.
@@ -102,20 +102,22 @@ class FencingMiddleware:
                 await self._checkpoint.guard.raise_to(*question)
             await self.app(scope, receive, watched)
         except MAPPED as error:
-            if begun or not self._checkpoint.blames(error, scope):
+            problem = None if begun else self._checkpoint.answer_to(error, scope)
+            if problem is None:
                 raise
-            await _answer(problem_of(error, stale_status=self._checkpoint.stale_status), send)
+            await _answer(problem, send)
 
 
 @overload
-def request_token(scope: Scope, *, required: Literal[True] = True) -> Token: ...
+def request_token(scope: Scope | Headers, *, required: Literal[True] = True) -> Token: ...
 @overload
-def request_token(scope: Scope, *, required: Literal[False]) -> Token | None: ...
-def request_token(scope: Scope, *, required: bool = True) -> Token | None:
+def request_token(scope: Scope | Headers, *, required: Literal[False]) -> Token | None: ...
+def request_token(scope: Scope | Headers, *, required: bool = True) -> Token | None:
     """
     Return the token that a request carries: the one that `FencingMiddleware` has looked at.
 
-    Where it is not *required*, a request without a token gives None.
+    Where it is not *required*, a request without a token gives None. In place of the scope, the headers of the request
+    will do, as pairs: ``request_token(request.headers.items())`` in Sanic, whose own server has no scope.
 
     Raises:
         FencingError: the token is missing or malformed. `FencingMiddleware` answers 428 or 400.
@@ -123,13 +125,8 @@ def request_token(scope: Scope, *, required: bool = True) -> Token | None:
     return demanded(_carried(scope), required=required)
 
 
-def _carried(scope: Scope) -> Token | None:
-    values: list[str] = []
-    old: list[str] = []
-    for name, value in scope["headers"]:
-        if len(name) in _LENGTHS and (known := bytes(name).lower()) in _NAMES:
-            (values if known == _NAMES[0] else old).append(bytes(value).decode("latin-1"))
-    return presented(values, old)
+def _carried(scope: Scope | Headers) -> Token | None:
+    return token_in(scope["headers"] if isinstance(scope, Mapping) else scope)
 
 
 def lifespan(*clients: LockClient) -> Callable[[object], AbstractAsyncContextManager[None]]:

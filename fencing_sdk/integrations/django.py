@@ -28,7 +28,7 @@ from fencing_sdk._values.token import Token, check_token, older_transactions, tr
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, UsageError, shown
 from fencing_sdk.integrations._incoming import GuardOptions, demanded
-from fencing_sdk.integrations._problem import MAPPED, problem_of
+from fencing_sdk.integrations._problem import MAPPED
 from fencing_sdk.integrations.wsgi import BlockingCheckpoint, sent_target, token_of
 from fencing_sdk.sync import LockClient
 
@@ -72,17 +72,17 @@ class _GuardedViews:
         try:
             self._checkpoint.admit(request, request.method or "")
         except MAPPED as error:
-            return self._answer(error)
+            answer = self.process_exception(request, error)
+            if answer is None:
+                raise
+            return answer
         return self._get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answer an error of the view that has an answer; None leaves it to Django."""
-        if isinstance(error, MAPPED) and self._checkpoint.blames(error, request):
-            return self._answer(error)
-        return None
-
-    def _answer(self, error: Any) -> HttpResponse:
-        problem = problem_of(error, stale_status=self._checkpoint.stale_status)
+        problem = self._checkpoint.answer_to(error, request)
+        if problem is None:
+            return None
         headers = {**problem.headers, "Content-Length": str(len(problem.body))}
         return HttpResponse(problem.body, status=problem.status, headers=headers)
 

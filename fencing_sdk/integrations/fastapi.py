@@ -26,10 +26,10 @@ from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
 from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError, FencingError, shown
+from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._incoming import (
     ResourceTemplate,
-    blames,
+    answer_to,
     check_guard,
     check_path,
     check_resource,
@@ -40,7 +40,6 @@ from fencing_sdk.integrations._problem import (
     MAPPED,
     MEDIA_TYPE,
     check_stale_status,
-    problem_of,
     refusals,
 )
 from fencing_sdk.integrations.asgi import App, Message, Receive, Scope, Send, check_client, lifespan
@@ -157,7 +156,8 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     token 428, a malformed one 400, and so is ``InvalidNameError``, which a guard or a lock raises
     when the request makes no name that it takes; a lock that was not acquired 423, a lost lease
     503, both with Retry-After. A ``BackendError`` is logged, and is 503 too: with Retry-After if the
-    store did not answer, without if it refused. Call it once, before the application starts.
+    store did not answer, without if it refused. Call it once, before the application starts, and once for each
+    application that is mounted in *app*: that one answers the errors of its handlers itself.
 
     Raises:
         ConfigurationError: *stale_status* is neither 409 nor 412.
@@ -165,15 +165,14 @@ def answer_problems(app: FastAPI, *, stale_status: int = 409) -> None:
     check_stale_status(stale_status)
 
     async def answer(request: Request | WebSocket, error: Exception) -> Response:
-        assert isinstance(error, FencingError)
         scope = request.scope
         if scope["type"] == "websocket":
             may_answer = _ANSWERED not in scope and "websocket.http.response" in scope.get("extensions", {})
         else:
             may_answer = True  # Starlette notes by itself when the response has begun
-        if not may_answer or not blames(error, request, _presented):
+        problem = answer_to(error, lambda: _presented(request), stale_status) if may_answer else None
+        if problem is None:
             raise error
-        problem = problem_of(error, stale_status=stale_status)
         return Response(problem.body, problem.status, problem.headers)
 
     for kind in MAPPED:

@@ -22,12 +22,12 @@ from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.token import ACCEPTED_HEADERS, Token
 from fencing_sdk.abc import Guard
-from fencing_sdk.errors import ConfigurationError, FencingError, shown
-from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, demanded, presented
-from fencing_sdk.integrations._problem import MAPPED, Problem, check_stale_status, problem_of
+from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.integrations._incoming import Checkpoint, GuardOptions, demanded, presented, problem_of
+from fencing_sdk.integrations._problem import MAPPED
 from fencing_sdk.sync import LockClient
 
-__all__ = ["GuardedApplication", "problem_response", "request_token"]
+__all__ = ["GuardedApplication", "problem_of", "request_token"]
 
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
@@ -43,8 +43,8 @@ class GuardedApplication:
     Refuses stale requests before the application runs, and answers the errors of ours that leave it.
 
     The answers, and what is not promised, are those of `fencing_sdk.integrations.asgi.FencingMiddleware`: put
-    authentication in front of this one, too. In a framework that turns the errors of a handler into a 500 itself, such
-    as Flask, add ``app.register_error_handler(StaleTokenError, problem_response)``.
+    authentication in front of this one, too. A framework that turns the errors of a handler into a 500 itself, such as
+    Flask, needs an error handler that answers by `problem_of`.
 
     Args:
         app: The application.
@@ -88,9 +88,12 @@ class GuardedApplication:
             chunks = self.app(environ, watched)
             return chunks if begun else _Begun(chunks)
         except MAPPED as error:
-            if begun or not self._checkpoint.blames(error, environ):
+            problem = None if begun else self._checkpoint.answer_to(error, environ)
+            if problem is None:
                 raise
-            return _answer(problem_of(error, stale_status=self._checkpoint.stale_status))(environ, start_response)
+            headers = {**problem.headers, "Content-Length": str(len(problem.body))}
+            start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", list(headers.items()))
+            return [problem.body]
 
 
 class _Begun:
@@ -136,19 +139,6 @@ def request_token(environ: Environ, *, required: bool = True) -> Token | None:
         FencingError: the token is missing or malformed. `GuardedApplication` answers 428 or 400.
     """
     return demanded(token_of(environ), required=required)
-
-
-def problem_response(error: FencingError, *, stale_status: int = 409) -> WsgiApp:
-    """
-    Return the answer to an *error* that left a handler, as a WSGI application. An error handler of Flask may return it.
-
-    Raises:
-        ConfigurationError: *error* has no answer, or *stale_status* is neither 409 nor 412.
-    """
-    if not isinstance(error, MAPPED):
-        msg = f"error must be one that has an answer, such as StaleTokenError, not {shown(error)}"
-        raise ConfigurationError(msg)
-    return _answer(problem_of(error, stale_status=check_stale_status(stale_status)))
 
 
 # What Django needs, too
@@ -207,15 +197,6 @@ def sent_target(variables: Mapping[str, Any]) -> bytes | None:
     """Return the target of a request as it was sent, from one of two variables that are not part of WSGI, or None."""
     target = variables.get("REQUEST_URI") or variables.get("RAW_URI")
     return target.encode("latin-1", "replace") if isinstance(target, str) else None
-
-
-def _answer(problem: Problem) -> WsgiApp:
-    def respond(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        headers = {**problem.headers, "Content-Length": str(len(problem.body))}
-        start_response(f"{problem.status} {HTTPStatus(problem.status).phrase}", list(headers.items()))
-        return [problem.body]
-
-    return respond
 
 
 def _target(environ: Environ) -> tuple[str, bytes | None]:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException,
 from fastapi.responses import StreamingResponse
 from web_servers import send, uvicorn_server
 
-from fencing_sdk import ConfigurationError, Lease, LockClient, StaleTokenError, Token, current_token
+from fencing_sdk import ConfigurationError, Lease, LockClient, LockHeldError, StaleTokenError, Token, current_token
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations.fastapi import Fenced, Leased, Presented, answer_problems, lifespan
@@ -380,3 +380,18 @@ async def test_a_name_that_is_no_name_is_400(app, locks):
 def test_an_argument_that_cannot_work_is_refused(locks, parameter, make):
     with pytest.raises(ConfigurationError, match=rf"^{parameter} "):
         make(locks)
+
+
+@pytest.mark.parametrize(("mounted_too", "status"), [(False, 500), (True, 423)])
+async def test_an_application_that_is_mounted_answers_the_errors_of_its_own_handlers(mounted_too, status):
+    office, mounted = FastAPI(), FastAPI()
+
+    @mounted.put("/42")
+    async def sell() -> None:
+        raise LockHeldError("seats/42", 0.0)
+
+    for app in (office, mounted) if mounted_too else (office,):
+        answer_problems(app)
+    office.mount("/seats", mounted)
+    async with uvicorn_server(office) as url:
+        assert (await send(url)).status == status

@@ -3,9 +3,9 @@
 import pytest
 from flask import Flask, request
 
-from fencing_sdk import ConfigurationError, StaleTokenError
+from fencing_sdk import ConfigurationError, FencingError, StaleTokenError
 from fencing_sdk.guards.memory import MemoryGuard
-from fencing_sdk.integrations.wsgi import GuardedApplication, problem_response, request_token
+from fencing_sdk.integrations.wsgi import GuardedApplication, problem_of, request_token
 from fencing_sdk.sync import connect
 
 EARLY, LATE = {"Fencing-Token": "34"}, {"Fencing-Token": "35"}
@@ -23,7 +23,11 @@ def service(guard, in_front, *, checks=True):
             seats[seat] = request.args["who"]
         return "booked"
 
-    app.register_error_handler(StaleTokenError, problem_response)
+    @app.errorhandler(FencingError)
+    def answer(error):
+        problem = problem_of(error, request.headers)
+        return problem.body, problem.status, problem.headers
+
     options = {"guard": guard, "resource": "seats/{seat}", "locks": connect("memory://")} if in_front else {}
     app.wsgi_app = GuardedApplication(app.wsgi_app, **options)
     return app.test_client(), seats
@@ -55,5 +59,14 @@ def test_flask_does_not_let_a_method_in_lower_case_around_the_guard(method):
 def test_a_guard_in_front_needs_a_client_and_an_answer_an_error_that_has_one():
     with pytest.raises(ConfigurationError, match="locks must be a client"):
         GuardedApplication(Flask("seats").wsgi_app, MemoryGuard(), resource="seats/{seat}")
-    with pytest.raises(ConfigurationError, match="StaleTokenError"):
-        problem_response(ValueError("mine"))
+    with pytest.raises(ConfigurationError, match="stale_status"):
+        problem_of(StaleTokenError("seats/42", 34, 35), [("Fencing-Token", "34")], stale_status=410)
+
+
+@pytest.mark.parametrize("headers", [[], [("Fencing-Token", "7")], [("Fencing-To\u212aen", "34")]])
+def test_a_stale_token_that_the_request_does_not_carry_stays_an_error(headers):
+    """The last name has the sign of the Kelvin, which is a "k" in lower case."""
+    mine = StaleTokenError("elsewhere", 34, 35)
+    with pytest.raises(StaleTokenError) as raised:
+        problem_of(mine, headers)
+    assert raised.value is mine

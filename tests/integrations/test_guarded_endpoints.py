@@ -5,7 +5,9 @@ Every promise is kept by five servers: aiohttp with its middleware, an ASGI appl
 FastAPI with a dependency, both served by uvicorn, and WSGI and Django behind theirs, served by waitress.
 """
 
+import contextlib
 import re
+import socket
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -18,6 +20,13 @@ from blocking_servers import django_server, waitress_server
 from django.http import HttpResponse
 from django.urls import path
 from fastapi import FastAPI
+from litestar import Litestar
+from litestar import Request as LitestarRequest
+from litestar import Response as LitestarResponse
+from litestar import put as litestar_put
+from quart import Quart
+from quart import request as quart_request
+from sanic import HTTPResponse, Sanic
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -31,6 +40,7 @@ from fencing_sdk import (
     BackendUnavailableError,
     ConfigurationError,
     DrainingError,
+    FencingError,
     LeaseLostError,
     LockClient,
     LockHeldError,
@@ -152,11 +162,79 @@ def django_app(
     return django_server([path("seats/<path:seat>", handler), path("health", health)], middleware)
 
 
-@pytest.fixture(
-    params=[aiohttp_app, asgi_app, fastapi_app, wsgi_app, django_app],
-    ids=["aiohttp", "asgi", "fastapi", "wsgi", "django"],
-)
+SERVERS = [aiohttp_app, asgi_app, fastapi_app, wsgi_app, django_app]
+
+
+@pytest.fixture(params=SERVERS, ids=lambda serve: serve.__name__.removesuffix("_app"))
 def serve(request):
+    return request.param
+
+
+# Frameworks that answer the errors of a handler before a middleware sees them
+
+
+def litestar_app(guard: Guard | None, write: Write, **options: bool):
+    @litestar_put("/seats/{seat:str}", sync_to_thread=False)
+    def handler(request: LitestarRequest) -> str:
+        write(request.path_params["seat"], fenced_asgi.request_token(request.scope, required=False))
+        return "done"
+
+    def answer(request: LitestarRequest, error: FencingError) -> LitestarResponse[bytes]:
+        problem = fenced_asgi.problem_of(error, request.scope["headers"])
+        return LitestarResponse(problem.body, status_code=problem.status, headers=problem.headers)
+
+    app = Litestar([handler], exception_handlers={FencingError: answer})
+    return uvicorn_server(fenced_asgi.FencingMiddleware(app, guard, resource=WHATEVER, **options))
+
+
+def quart_app(guard: Guard | None, write: Write, **options: bool):
+    app = Quart("seats")
+
+    @app.put("/seats/<seat>")
+    async def handler(seat: str) -> str:
+        write(seat, fenced_asgi.request_token(quart_request.scope, required=False))
+        return "done"
+
+    @app.errorhandler(FencingError)
+    async def answer(error: FencingError) -> tuple[bytes, int, dict[str, str]]:
+        problem = fenced_asgi.problem_of(error, quart_request.headers)
+        return problem.body, problem.status, problem.headers
+
+    return uvicorn_server(fenced_asgi.FencingMiddleware(app, guard, resource=WHATEVER, **options))
+
+
+@contextlib.asynccontextmanager
+async def sanic_app(guard: Guard | None, write: Write, **options: bool):
+    """Served by Sanic's own server, which has no middleware of ASGI."""
+    Sanic._app_registry.clear()
+    app = Sanic("seats")
+
+    @app.put("/seats/<seat>", unquote=True)
+    async def handler(request, seat):
+        write(seat, fenced_asgi.request_token(request.headers.items(), required=False))
+        return HTTPResponse("done")
+
+    @app.exception(FencingError)
+    def answer(request, error):
+        problem = fenced_asgi.problem_of(error, request.headers.items())
+        return HTTPResponse(problem.body, problem.status, problem.headers)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = await app.create_server(sock=listening, return_asyncio_server=True, access_log=False)
+    await server.startup()
+    await server.start_serving()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.fixture(
+    params=[*SERVERS, litestar_app, quart_app, sanic_app], ids=lambda serve: serve.__name__.removesuffix("_app")
+)
+def answering(request):
+    """A server whose handler may raise."""
     return request.param
 
 
@@ -462,16 +540,16 @@ def _lines(headers):
 # Errors of ours that leave the handler
 
 
-async def test_a_stale_token_error_of_the_handler_is_409_with_and_without_a_guard(serve):
+async def test_a_stale_token_error_of_the_handler_is_409_with_and_without_a_guard(answering):
     for guard in (None, MemoryGuard()):
-        async with serve(guard, failing(StaleTokenError("seats/42", 34, 35))) as url:
+        async with answering(guard, failing(StaleTokenError("seats/42", 34, 35))) as url:
             answer = await send(url, b"Fencing-Token: 34")
         assert (answer.status, answer.problem["token"], answer.problem["fence"]) == (409, 34, 35)
 
 
 @pytest.mark.parametrize("headers", [(b"Fencing-Token: 34",), ()], ids=["another token", "no token"])
-async def test_the_caller_is_not_blamed_for_a_token_that_it_did_not_send(serve, headers):
-    async with serve(None, failing(StaleTokenError("elsewhere", 7, 9)), required=False) as url:
+async def test_the_caller_is_not_blamed_for_a_token_that_it_did_not_send(answering, headers):
+    async with answering(None, failing(StaleTokenError("elsewhere", 7, 9)), required=False) as url:
         answer = await send(url, *headers)
         assert answer.status == 500
         assert b"elsewhere" not in answer.body
@@ -489,26 +567,28 @@ async def test_the_caller_is_not_blamed_for_a_token_that_it_did_not_send(serve, 
         (LeaseLostError("tenants/9", 3, LossReason.REVOKED), 503, "1"),
     ],
 )
-async def test_a_lock_that_is_taken_is_423_and_a_lost_lease_503_and_neither_is_named(serve, error, status, retry_after):
-    async with serve(None, failing(error)) as url:
+async def test_a_lock_that_is_taken_is_423_and_a_lost_lease_503_and_neither_is_named(
+    answering, error, status, retry_after
+):
+    async with answering(None, failing(error)) as url:
         answer = await send(url, b"Fencing-Token: 34")
     assert (answer.status, answer.headers["retry-after"], answer.problem["status"]) == (status, retry_after, status)
     assert b"tenants" not in answer.body
 
 
 @pytest.mark.parametrize("segment", [b"%0A", b"x" * 506])
-async def test_a_path_that_names_no_lock_of_the_handler_is_400_and_the_namespace_is_not_told(serve, segment):
+async def test_a_path_that_names_no_lock_of_the_handler_is_400_and_the_namespace_is_not_told(answering, segment):
     locks = LockClient(MemoryBackend(), namespace="tenants")
 
-    async with serve(None, lambda seat, _: locks.lock(f"seat/{seat}")) as url:
+    async with answering(None, lambda seat, _: locks.lock(f"seat/{seat}")) as url:
         answer = await send(url, b"Fencing-Token: 34", path=b"/seats/" + segment)
     assert (answer.status, answer.problem["title"]) == (400, "Not a resource")
     assert b"tenants" not in answer.body
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), ConfigurationError("ttl secret")])
-async def test_other_errors_of_the_handler_stay_errors(serve, error):
-    async with serve(None, failing(error)) as url:
+async def test_other_errors_of_the_handler_stay_errors(answering, error):
+    async with answering(None, failing(error)) as url:
         answer = await send(url, b"Fencing-Token: 34")
     assert answer.status == 500
     assert b"secret" not in answer.body

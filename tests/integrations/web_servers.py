@@ -56,7 +56,9 @@ class _Uvicorn(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def uvicorn_server(app: Any) -> AsyncIterator[str]:
     """Serve *app* until the body ends; yields its URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, http="h11", log_level="critical", timeout_graceful_shutdown=5
+    )
     server = _Uvicorn(config)
     serving = asyncio.create_task(server.serve())
     try:
