@@ -17,7 +17,7 @@ HOLDER += ("_client",)
 FRONT = ("_connect", "sync")
 ORDER = GROUND + STORES + HOLDER + FRONT
 """Rooms, which are folders or modules at the front. A room imports only from rooms before it."""
-EDGES = ("integrations", "testing", "cli")
+EDGES = ("integrations", "testing", "cli", "_pyinstaller")
 """Edges import from every room, but not from each other, and no room imports from them."""
 
 HOMES = {

@@ -1,5 +1,7 @@
 """
-The drivers that extras bring: how a missing one is installed, and the errors where one cannot work.
+Errors for an installation in which something is missing, differs, or cannot work.
+
+A driver that an extra brings is missing; or a packager has left out modules or scripts of this package.
 
 Of some drivers more is used than they promise. Where such a part is used, an AttributeError or a TypeError means that
 the installed version differs: another try will not help, another version will. `tests/test_private_parts.py` lists
@@ -8,11 +10,64 @@ the parts, and takes away each of them.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fencing_sdk.errors import BackendRefusedError, UnsupportedError
+from fencing_sdk.errors import BackendRefusedError, ConfigurationError, UnsupportedError
+
+
+def is_frozen() -> bool:
+    """Return whether this program was frozen, by Nuitka or one of those that set ``sys.frozen``: it has no pip."""
+    return "__compiled__" in globals() or getattr(sys, "frozen", False)
+
+
+def check_python(user: str) -> None:
+    """Raise `ConfigurationError` in a frozen program: *user* starts another Python, which is not in there."""
+    if is_frozen():
+        msg = f"{user} starts a Python, and a frozen program has none; install fencing-sdk on this machine"
+        raise ConfigurationError(msg)
+
+
+def packed_text(package: str, file: str) -> str:
+    """
+    Return the text of *file* beside the modules of *package*, in a folder, a zip file or a frozen program.
+
+    Raises:
+        ConfigurationError: the file was left out when the program was packed.
+    """
+    from importlib.resources import files  # noqa: PLC0415  (a program without a store in it does not load it)
+
+    try:
+        return files(package).joinpath(file).read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"{package.replace('.', '/')}/{file}"
+        msg = _left_out(what, "--collect-data=fencing_sdk", "--include-package-data=fencing_sdk")
+        raise ConfigurationError(msg) from error
+
+
+def missing(module: str | None, extra: str | None) -> str:
+    """
+    Say which *module* an import has not found, and how to get it.
+
+    Args:
+        module: The ``name`` of the ModuleNotFoundError.
+
+        extra: The extra of this package that brings it; None if no extra does.
+    """
+    parts = str(module).split(".")
+    ours = parts[0] == "fencing_sdk"
+    command = f"pip install {module}" if extra is None else install(extra)
+    if not (ours or is_frozen()):
+        return f"{module} is not installed; run: {command}"
+    room = ".".join(parts[: 1 + ours])
+    left_out = _left_out(module, f"--collect-submodules={room}", f"--include-package={room}")
+    return left_out if ours else f"{left_out}, where this was run: {command}"
+
+
+def _left_out(what: str | None, pyinstaller: str, nuitka: str) -> str:
+    return f"{what} was left out when this program was packed; add {pyinstaller} (PyInstaller) or {nuitka} (Nuitka)"
 
 
 def install(extra: str) -> str:
@@ -38,9 +93,7 @@ def imported_from(extra: str | None, module: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module:
             raise
-        command = f"pip install {module}" if extra is None else install(extra)
-        msg = f"{module} is not installed; run: {command}"
-        raise ModuleNotFoundError(msg, name=error.name) from error
+        raise ModuleNotFoundError(missing(module, extra), name=error.name) from error
 
 
 def daemon_threads_allowed() -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from fencing_sdk._values.drivers import daemon_threads_allowed, install
+from fencing_sdk._values.drivers import daemon_threads_allowed, install, missing
 from fencing_sdk._values.url import nearest, split_url
 from fencing_sdk.abc import Backend
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
@@ -111,10 +111,9 @@ def _load(builtin: Builtin) -> Opener:
     try:
         module = importlib.import_module(builtin.module)
     except ModuleNotFoundError as error:
-        if builtin.extra is None:
+        if builtin.extra is None and error.name != builtin.module:
             raise
-        msg = f"{error.name} is not installed; run: {install(builtin.extra)}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(missing(error.name, builtin.extra)) from error
     except (ImportError, AttributeError) as error:
         if builtin.extra is None:
             raise

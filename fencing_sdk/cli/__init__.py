@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 
-from fencing_sdk._values.drivers import install
+from fencing_sdk._values.drivers import missing
 from fencing_sdk._values.observers import keep_off_console
 
 _USAGE = 2
@@ -30,5 +30,5 @@ def _run() -> int:
         if str(error.name).partition(".")[0] != "rich":
             raise
         with contextlib.suppress(OSError, AttributeError):  # a disk is full; there is no standard error
-            sys.stderr.write(f"fencing: rich is not installed; run: {install('cli')}\n")
+            sys.stderr.write(f"fencing: {missing('rich', 'cli')}\n")
         return _USAGE

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import anyio
 
+from fencing_sdk._values.drivers import packed_text
 from fencing_sdk._values.token import ENV_AROUND
 
 TO_THE_GROUP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -33,7 +34,6 @@ TO_THE_COMMAND = ("SIGUSR1", "SIGUSR2", "SIGWINCH")
 
 SEEN = sys.platform.startswith("linux")
 """True if this system shows what a command has started, beyond its process group."""
-_EXEC = Path(__file__).with_name("_exec.py")
 _POLL = 0.05
 _INIT = 1
 _SIGNALLED = 128
@@ -63,7 +63,15 @@ class Child:
         self._children = 0  # the one, or -1 for all
         # Blocked by who has started us, it would never be heard that the command has ended or was stopped.
         before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP})
-        script = [sys.executable, "-I", "-S", str(_EXEC), str(os.getpid()), str(death_signal)]
+        script = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            packed_text(__package__, "_exec.py"),
+            str(os.getpid()),
+            str(death_signal),
+        ]
         # The handlers come before the start: a stop of this process alone would let the command run on.
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)

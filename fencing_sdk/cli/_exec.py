@@ -1,10 +1,10 @@
 """
-Becomes the command that runs under a lock; started as a script, so it may import nothing of the package.
+Becomes the command that runs under a lock; its text is started, so it may import nothing of the package.
 
-    python -I -S _exec.py SUPERVISOR DEATH_SIGNAL COMMAND [ARGUMENT ...]
+    python -I -S -c "$(cat _exec.py)" SUPERVISOR DEATH_SIGNAL COMMAND [ARGUMENT ...]
 
 Between fork and exec no Python may run in a process with threads. So the supervisor starts this
-file instead of the command, and this file asks the kernel for a signal when the supervisor dies
+text instead of the command, and this text asks the kernel for a signal when the supervisor dies
 and then turns into the command. The process id stays the same.
 """
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fencing_sdk._values.drivers import check_python
 from fencing_sdk._values.token import ENV_RECORD
 from fencing_sdk.cli._demo_picture import Line, draw
 from fencing_sdk.cli._demo_run import ACCOUNT, BANK, RECORDING, DemoRun, DemoRunError, TooBusyError
@@ -40,6 +41,7 @@ _TITLES = {False: "Without a guard", True: "With a guard"}
 
 def show(console: Console, svg: Path | None) -> int:
     """Run both halves, print what happens and what it showed; return 0 if it showed what it should."""
+    check_python("fencing demo")
     if not hasattr(signal, "SIGSTOP"):
         msg = "the demo freezes a process with SIGSTOP, which this system does not have"
         raise ConfigurationError(msg)

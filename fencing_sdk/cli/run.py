@@ -28,6 +28,7 @@ from fencing_sdk._lease import Lease, PermitLease, state_of
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder
 from fencing_sdk._values.clock import BootClock, wall_seconds
+from fencing_sdk._values.drivers import check_python
 from fencing_sdk._values.reports import NOTHING_KNOWN, facts_about_command, harmless, read_facts, say_kept
 from fencing_sdk._values.timing import DEFAULT_TTL, seconds
 from fencing_sdk._values.token import (
@@ -128,6 +129,7 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
 
 async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
     """Run *job* under the lock and return the exit code."""
+    check_python("fencing run")
     if store.url.startswith("memory:"):
         msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
         raise ConfigurationError(msg)

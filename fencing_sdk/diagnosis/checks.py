@@ -19,7 +19,7 @@ from fencing_sdk.abc import Backend, SupportsDiagnosis
 COUNTED = "; with tokens=counter, tokens repeat"
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 _BACKENDS = "fencing_sdk.backends."
-_STORES = {
+STORES = {
     "memory": ("local", "MemoryDiagnosis"),
     "sqlite": ("local", "SqliteDiagnosis"),
     "redis": ("redis", "RedisDiagnosis"),
@@ -90,8 +90,8 @@ def diagnosis_of(backend: Backend) -> SupportsDiagnosis | None:
         return backend
     for kind in type(backend).__mro__:
         store = kind.__module__.removeprefix(_BACKENDS).split(".")[0]
-        if kind.__module__.startswith(_BACKENDS) and store in _STORES:
-            module, name = _STORES[store]
+        if kind.__module__.startswith(_BACKENDS) and store in STORES:
+            module, name = STORES[store]
             checks: SupportsDiagnosis = getattr(import_module(f"fencing_sdk.diagnosis.{module}"), name)(backend)
             return checks
     return None

@@ -113,6 +113,15 @@ def test_a_system_without_process_groups_is_told_so_before_anything_else(
     assert "this system does not have" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["run", "job", "--", "true"], ["demo"]], ids=lambda given: given[0])
+def test_a_frozen_program_refuses_what_starts_another_python(arguments, fencing: Fencing, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    for variable, value in fencing.environment.items():
+        monkeypatch.setenv(variable, value)
+    assert run_app(arguments) == 2
+    assert "a frozen program has none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--url", "--urll", "--urll=", "-u"])
 def test_the_url_is_never_repeated(option: str, capsys: pytest.CaptureFixture[str]):
     url = "nosuch://user:secret@host"

@@ -165,6 +165,19 @@ def test_a_missing_driver_names_the_extra_to_install(site, monkeypatch):
     assert SECRET not in everything_said(caught.value)
 
 
+def test_in_a_frozen_program_a_missing_driver_names_how_to_pack_it(site, monkeypatch):
+    (site / "valet.py").write_text("import a_driver.of_it\n")
+    monkeypatch.setitem(BUILTIN, "valet", Builtin("valet", extra="valet"))
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        from_url(f"valet://user:{SECRET}@host")
+    assert str(caught.value) == (
+        "a_driver was left out when this program was packed; add --collect-submodules=a_driver (PyInstaller) or "
+        "--include-package=a_driver (Nuitka), where this was run: pip install 'fencing-sdk[valet]', or '.[valet]' "
+        "in a checkout"
+    )
+
+
 @pytest.mark.parametrize(
     "source",
     ["from redis.asyncio import ThatWasRenamed\n", "import kazoo.exceptions\nkazoo.exceptions.ThatWasRenamed\n"],

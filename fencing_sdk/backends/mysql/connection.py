@@ -15,13 +15,13 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 from fencing_sdk._http.tls import distrust
 from fencing_sdk._mysql import VARIABLES, ask_for, driver, several_writers, values_of
 from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
 from fencing_sdk._mysql.url import MysqlUrl
+from fencing_sdk._values.drivers import packed_text
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError, keep_in_children
 from fencing_sdk.backends.mysql.errors import BACKEND, has_ended, translated
@@ -38,7 +38,7 @@ _CREATE_PATIENCE = 30.0
 _HEAD_START = 0.5
 """Seconds for which a host that has answered waits for those that stand before it in the URL."""
 
-SCHEMA = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
+SCHEMA = packed_text(__package__, "schema.sql")
 _TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
 _SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
 _SHOW_VARIABLES = ask_for("read_only", "innodb_flush_log_at_trx_commit", *VARIABLES)

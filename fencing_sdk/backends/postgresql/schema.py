@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
+from fencing_sdk._values.drivers import packed_text
 from fencing_sdk.backends.postgresql.driver import DriverConnection
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -12,7 +12,7 @@ DEFAULT_SCHEMA = "fencing"
 _LONGEST = 63
 """Bytes of an identifier; PostgreSQL would truncate a longer one."""
 
-_TEXT = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
+_TEXT = packed_text(__package__, "schema.sql")
 _SCHEMA_VARIABLE = ':"schema"'
 _BODY_MARK = "$fencing$"
 """Encloses the body of each function."""

@@ -16,8 +16,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
+
+from fencing_sdk._values.drivers import packed_text
 
 Argument = str | bytes | int
 """One word of a command, as the driver packs it."""
@@ -26,7 +27,7 @@ Argument = str | bytes | int
 @cache
 def sections(file: str) -> dict[str, str]:
     """Return the sections of a file beside this one."""
-    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = packed_text(__package__, file)
     _, *named = re.split(r"^-- \[([a-z ]+)\]\n", text, flags=re.MULTILINE)
     return dict(zip(named[::2], named[1::2], strict=True))
 

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 from fencing_sdk._values.clock import JITTER, Clock
+from fencing_sdk._values.drivers import packed_text
 from fencing_sdk.backends._shared.error_translation import Verdict
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
@@ -84,7 +84,7 @@ _NORMAL = "PRAGMA synchronous = NORMAL"
 SYNCHRONOUS = {"full": _FULL, "normal": _NORMAL}
 """Makes a transaction with a grant durable. All others are never waited for: see `LockFile.transaction`."""
 
-_SCHEMA = resources.files("fencing_sdk.backends.sqlite").joinpath("schema.sql")
+_SCHEMA = packed_text(__package__, "schema.sql")
 
 
 class LockFile:
@@ -111,8 +111,7 @@ class LockFile:
         if mode != "wal":
             detail = f"{str(self._path)!a}: no write-ahead log here; use a file on a local disk"
             raise BackendRefusedError(BACKEND, "open", detail)
-        schema = _SCHEMA.read_text(encoding="utf-8")
-        self._patiently(lambda: self._connection.executescript(schema))
+        self._patiently(lambda: self._connection.executescript(_SCHEMA))
 
     @contextmanager
     def snapshot(self) -> Iterator[int]:

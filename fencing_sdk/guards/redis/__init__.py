@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 
 from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._values.claim import check_name
-from fencing_sdk._values.drivers import install
+from fencing_sdk._values.drivers import missing
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk._values.token import Token, format_token
 from fencing_sdk._values.url import decoded, read_database, refuse_url, split_url
@@ -387,8 +387,7 @@ def _client_for(url: str) -> Redis | RedisCluster:
         from redis.asyncio.retry import Retry  # noqa: PLC0415
         from redis.backoff import ExponentialWithJitterBackoff  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        msg = f"{error.name} is not installed; run: {install('redis')}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(missing(error.name, "redis")) from error
     parts = split_url(url)
     database = None if scheme == "unix" else read_database(parts.path)
     given = {"username": parts.user, "password": parts.password, "db": database}

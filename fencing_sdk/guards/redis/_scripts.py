@@ -19,9 +19,9 @@ from binascii import crc_hqx
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
-from pathlib import Path
 from typing import TypeAlias, cast
 
+from fencing_sdk._values.drivers import packed_text
 from fencing_sdk._values.token import Token, token_of_parts
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, shown
 from fencing_sdk.guards import refusal
@@ -160,7 +160,7 @@ ARGV: for each command, the number of its words and then the words.
 @cache
 def _check() -> str:
     """Return the lines of ``check.lua`` as one, so that the line numbers in an error are those of the body."""
-    lines = Path(__file__).with_name("check.lua").read_text(encoding="utf-8").splitlines()
+    lines = packed_text(__package__, "check.lua").splitlines()
     return " ".join(line for line in map(str.strip, lines) if line and not line.startswith("--"))
 
 

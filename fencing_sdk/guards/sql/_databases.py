@@ -25,7 +25,7 @@ import anyio.to_thread
 from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
 from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
-from fencing_sdk._values.drivers import install
+from fencing_sdk._values.drivers import install, missing
 from fencing_sdk._values.tasks import move_on_after, retrieve
 from fencing_sdk._values.url import SCHEMES, TLS_FILES, read_postgresql_url, split_url
 from fencing_sdk.errors import ConfigurationError
@@ -77,8 +77,7 @@ class PostgresqlDatabase:
         try:
             import asyncpg  # noqa: PLC0415  (a user of SQLite may not have it)
         except ModuleNotFoundError as error:
-            msg = f"{error.name} is not installed; run: {install('postgresql')}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(missing(error.name, "postgresql")) from error
         self._connect = asyncpg.connect
 
     async def run(self, work: Work[T]) -> T:
