@@ -21,7 +21,7 @@ from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._lease import AnyLease, Lease, WaitingThread, held_here, state_of, waiting_thread
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import LOCK, Mode, Permit, name_for
-from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.loop_owner import Uncopied, no_task
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Seconds, patience
 from fencing_sdk.errors import LockHeldError, StaleTokenError, UsageError, shown
@@ -247,8 +247,8 @@ def _already_held(terms: Terms, lease: LeaseState, thread: WaitingThread | None)
 
 async def _hold_in_doubt(doubt: Doubt, terms: Terms, holding: Awaitable[Lease]) -> Lease:
     """Await the lease. After one ttl, log what makes the wait suspicious."""
-    task = asyncio.current_task()
-    assert task is not None  # an acquisition runs in a task
+    if (task := asyncio.current_task()) is None:
+        raise no_task()
     timer = task.get_loop().call_later(terms.timing.ttl, _warn, doubt, task, context=Context())
     try:
         return await holding

@@ -6,6 +6,7 @@ import inspect
 import string
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 from fencing_sdk._values.claim import LockName, check_name
@@ -22,19 +23,22 @@ class NameTemplate:
         ConfigurationError: the template is malformed, or names what is not a parameter.
     """
 
-    __slots__ = ("_function", "_signature", "_template")
+    __slots__ = ("_function", "_hides", "_signature", "_template")
 
     def __init__(self, template: object, function: Callable[..., Any]) -> None:
         self._template = check_name(template)
         self._function = function
         self._signature = inspect.signature(function)
+        plain = inspect.unwrap(function)
+        looks_like_one = hasattr(plain, "__code__") and not isinstance(plain, (FunctionType, MethodType))
+        self._hides = looks_like_one and not self._signature.parameters  # a coroutine function that mypyc compiled
         self._try_out(self._called())
 
     def _called(self) -> str:
         function = self._function
         while isinstance(function, partial) and not hasattr(function, "__qualname__"):
             function = function.func
-        return str(getattr(function, "__qualname__", shown(function)))
+        return str(getattr(function, "__qualname__", getattr(function, "__name__", shown(function))))
 
     def _try_out(self, function: str) -> None:
         """Fill the template in once, with arguments that go along with everything."""
@@ -48,6 +52,11 @@ class NameTemplate:
                 return
         except KeyError as error:
             problem = f"a placeholder {shown(error.args[0])}, which {function} does not take; {known}"
+            if self._hides:
+                problem = (
+                    f"a placeholder {shown(error.args[0])}, and {function} hides its parameters, as a coroutine "
+                    "function that mypyc has compiled does; decorate one that is not compiled, and let it call this one"
+                )
         except IndexError:
             problem = f"a placeholder without a name; {known}"
         except ValueError as error:
@@ -65,6 +74,8 @@ class NameTemplate:
                 its format.
             TypeError: the call does not fit the signature.
         """
+        if self._hides:
+            return LockName(self._template.format(), self._template)
         bound = self._bind(args, kwargs)
         bound.apply_defaults()
         try:

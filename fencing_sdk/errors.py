@@ -89,7 +89,9 @@ class LossReason(StrEnum):
     """
 
     STALLED = "stalled"
-    """The deadline passed while this process did not run: a blocked loop, a pause, a suspended machine."""
+    """
+    The deadline passed while the event loop stood still: blocked, not run, or in a process or machine that was paused.
+    """
 
     CLOSED = "closed"
     """The client was closed, its engine failed, the process is a fork of the holder, or the lease was released."""
@@ -246,7 +248,7 @@ _LOSS_TEXT = {
     LossReason.REFUSED: "the store says the grant is no longer ours",
     LossReason.TAKEN_OVER: "another holder has the lock now",
     LossReason.REVOKED: "it was taken away by an operator",
-    LossReason.STALLED: "the process was paused past the lease's deadline",
+    LossReason.STALLED: "the event loop stood still past the lease's deadline",
     LossReason.CLOSED: "its client was closed",
     LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
 }

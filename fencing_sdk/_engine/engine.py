@@ -23,7 +23,7 @@ from fencing_sdk._lease import Lease, PermitLease, waiting_thread
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
 from fencing_sdk._values.clock import Clock
-from fencing_sdk._values.loop_owner import loop_of, running_loop
+from fencing_sdk._values.loop_owner import loop_of, no_task, running_loop
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve, scope_class
@@ -55,6 +55,8 @@ class Engine:
         self, backend: Backend, clock: Clock, observers: Observers, *, watch_stalls: bool, open_wait: float = 0.0
     ) -> None:
         self._loop = running_loop()
+        if asyncio.current_task() is None:
+            raise no_task()
         self._backend_loop = loop_of(backend)
         self._backend_owner = self._backend_loop.enter(backend)
         scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
@@ -119,6 +121,8 @@ class Engine:
 
     def _check_may_begin(self, terms: Terms) -> None:
         self.check_usable()
+        if asyncio.current_task() is None:
+            raise no_task()
         self.draining.check(terms)
 
     async def hold(self, terms: Terms, fences: Fences) -> Lease:  # noqa: C901  (the whole story of an acquisition)
@@ -130,7 +134,7 @@ class Engine:
         this, the backend takes none, or it is not open yet.
         """
         try:
-            if running_loop() is not self._loop or not self._may_begin:
+            if running_loop() is not self._loop or asyncio.current_task() is None or not self._may_begin:
                 try:
                     self._check_may_begin(terms)  # a body may begin more while the client drains
                 except DrainingError:

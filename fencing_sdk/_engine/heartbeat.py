@@ -491,7 +491,9 @@ class HeartbeatLog:
         if late:
             earliest = min(when for _, when in late)
             by = _by(self._stack_since(earliest))
-            cause = f"the event loop was blocked{by}" if by else "the process did not run, or its loop was blocked"
+            cause = (
+                f"the event loop was blocked{by}" if by else "the event loop did not run, or nothing of this process"
+            )
             logger.warning("heartbeat %.3g s late: %s", now - earliest, cause)
         for lease, when in late:
             self._report.late(lease, now - when, self._stack_since(when))

@@ -37,6 +37,7 @@ from weakref import WeakKeyDictionary
 
 from fencing_sdk._lease import AnyLease, Lease, pop, push, state_of
 from fencing_sdk._lease_state import raise_end
+from fencing_sdk._values.loop_owner import no_task
 from fencing_sdk._values.tasks import SteadyScope, new_scope, scope_class
 from fencing_sdk.errors import LossReason, UsageError, shown
 
@@ -64,8 +65,8 @@ class LeaseScope:
     __slots__ = ("_cancelling", "_scope", "lease", "state", "task")
 
     def __init__(self, lease: Lease) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # an async with runs in a task
+        if (task := asyncio.current_task()) is None:
+            raise no_task()
         self.lease = lease
         self.task = task
         self._cancelling = task.cancelling()

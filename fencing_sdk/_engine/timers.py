@@ -27,6 +27,7 @@ from contextvars import Context
 from typing import Any, Self, TypeVar
 
 from fencing_sdk._values.clock import Clock
+from fencing_sdk._values.loop_owner import no_task
 
 K = TypeVar("K", bound=Hashable)
 
@@ -115,8 +116,8 @@ class CallTimeout:
         return self._cancelled > 0
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task(self._timers.loop)
-        assert task is not None  # a call to the store is a task
+        if (task := asyncio.current_task(self._timers.loop)) is None:  # a call to the store is a task; one is hidden
+            raise no_task()
         self.task = task
         self._before = task.cancelling()
         self._timers.put(self, self._seconds, CallTimeout._cancel)

@@ -41,6 +41,15 @@ def running_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def no_task() -> UsageError:
+    """Return the error for a coroutine that runs outside any task, where nothing could be cancelled."""
+    msg = (
+        "no asyncio task runs here, and fencing_sdk needs one, as asyncio.timeout() does: let a task run the coroutine "
+        "(asyncio.create_task); on Python 3.14 and later nest_asyncio hides every task, and nest_asyncio2 does not"
+    )
+    return UsageError(msg)
+
+
 class LoopOwner:
     """The event loop and the process that made this object."""
 

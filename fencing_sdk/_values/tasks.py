@@ -9,6 +9,7 @@ its own when a scope has cancelled the task: whatever else cancelled it, such as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from fencing_sdk._values.loop_owner import running_loop
+from fencing_sdk._values.loop_owner import no_task, running_loop
 
 S = TypeVar("S", bound="SteadyScope")
 
@@ -56,10 +57,15 @@ def _combined(kind: type) -> Any:
 
 
 def new_scope(kind: type[S]) -> S:
-    """Make a scope of *kind*, to be entered at once by the task that runs."""
+    """
+    Make a scope of *kind*, to be entered at once by the task that runs.
+
+    Raises:
+        UsageError: no task runs here.
+    """
     scope: S = _combined(kind)()  # type: ignore[arg-type]  # a generic class is hashable too
-    task = asyncio.current_task()
-    assert task is not None  # what enters a scope runs in a task
+    if (task := asyncio.current_task()) is None:
+        raise no_task()
     scope._task, scope._before = task, task.cancelling()  # noqa: SLF001  (their one maker)
     return scope
 
@@ -84,7 +90,8 @@ async def outlast_cancellation(
     cancelled = None
     if finished():  # as most releases are by now: a scope would cost more than the look
         return cancelled
-    with scope_class()(shield=True):
+    nothing_cancels = asyncio.current_task() is None  # a callback drives the caller: a scope needs a task
+    with contextlib.nullcontext() if nothing_cancels else scope_class()(shield=True):
         while not finished():
             try:
                 await wait()

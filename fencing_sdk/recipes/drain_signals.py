@@ -109,10 +109,10 @@ class DrainOnSignals(DrainBlock):
         self._draining = engine.draining
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        self._scope = paced_scope(_PACE)  # before the handlers: it may raise
         self._handlers.set(self._draining)
         blocks = (lease for lease in self._draining.releases.unreleased.values() if lease.block is self._task)
         self._draining.around = (*map(state_of, held_here()), *blocks)
-        self._scope = paced_scope(_PACE)
         self._scope.__enter__()
         self._entered = True
 

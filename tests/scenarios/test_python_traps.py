@@ -20,10 +20,12 @@ from fencing_sdk import (
     LockHeldError,
     LossReason,
     UsageError,
+    connect,
     current_token,
 )
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import NoLeaseError
+from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
 EVERY_LOOP = [pytest.mark.every_loop, pytest.mark.usefixtures("no_blocking_calls")]
@@ -703,3 +705,77 @@ async def test_the_detector_sees_a_blocking_call_that_the_package_makes(no_block
     async with LockClient(MemoryBackend(), observers=[slow_observer]) as locks, locks.lock("a"):
         pass
     assert felt == ["BlockingError"] * 3  # acquiring, acquired, released
+
+
+# No task: a callback drives the coroutine, or what drives it hides the task, as nest_asyncio does on Python 3.14
+
+
+def drive(coroutine) -> asyncio.Future:
+    """Run *coroutine* in callbacks of the loop, in which there is no current task."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def step(_=None):
+        try:
+            future = coroutine.send(None)
+        except StopIteration as stop:
+            ended.set_result(stop.value)
+        except BaseException as error:
+            ended.set_exception(error)
+        else:
+            if future is None:
+                loop.call_soon(step)
+            else:
+                future._asyncio_future_blocking = False
+                future.add_done_callback(step)
+
+    loop.call_soon(step)
+    return ended
+
+
+def job_of(locks):
+    async def body():
+        raise AssertionError("it ran")
+
+    return locks.job("a", at_least_for=1)(body)()
+
+
+NEED_A_TASK = {
+    "acquire": lambda locks: locks.lock("a").acquire(),
+    "async with": lambda locks: locks.lock("a").__aenter__(),
+    "try_acquire": lambda locks: locks.lock("a").try_acquire(),
+    "fences": lambda locks: locks.lock("a", fences=[MemoryGuard()]).acquire(),
+    "multilock": lambda locks: locks.multilock("a", "b").__aenter__(),
+    "semaphore": lambda locks: locks.semaphore("a", permits=1).acquire(),
+    "reader": lambda locks: locks.rwlock("a").reader.acquire(),
+    "job": job_of,
+    "election": lambda locks: locks.election("a").__aiter__().__anext__(),
+    "draining_on": lambda locks: locks.draining_on(signal.SIGUSR1, within=1).__aenter__(),
+    "another client": lambda _: connect("memory://").__aenter__(),
+}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def locks(request, tmp_path):
+    return connect("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db")
+
+
+@pytest.mark.parametrize("begin", NEED_A_TASK.values(), ids=NEED_A_TASK)
+async def test_what_needs_a_task_says_so_where_there_is_none(locks, begin):
+    handler = signal.getsignal(signal.SIGUSR1)
+    async with locks:
+        with pytest.raises(UsageError, match=r"no asyncio task runs here, .*: let a task run the coroutine "):
+            await drive(begin(locks))
+        assert signal.getsignal(signal.SIGUSR1) is handler
+        assert [holder async for holder in locks.all_holders()] == []
+
+
+async def test_what_is_held_is_given_back_without_a_task(locks):
+    async with locks:
+        lease = await locks.lock("a", wait=0).acquire()
+        assert await drive(locks.lock("a").locked())
+        await drive(lease.release())
+        assert not await locks.lock("a").locked()
+        handle = await locks.lock("b").acquire()
+        await drive(locks.aclose())
+        assert handle.lost_reason is LossReason.CLOSED

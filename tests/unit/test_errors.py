@@ -165,7 +165,7 @@ def test_what_a_reader_of_the_message_learns():
         "lease on 'seats/42' (token 34) is over: the store says the grant is no longer ours",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
         "lease on 'seats/42' (token 34) is over: an operator took it away, or the store lost its record",
-        "lease on 'seats/42' (token 34) is over: the process was paused past the lease's deadline",
+        "lease on 'seats/42' (token 34) is over: the event loop stood still past the lease's deadline",
         "lease on 'seats/42' (token 34) is over: its client was closed",
         "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",
         "lease on 'seats/42' (token 34) is over: its deadline passed: max_hold=5 is over",

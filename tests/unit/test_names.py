@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import inspect
 import pickle
 import unicodedata
 from dataclasses import dataclass
@@ -266,6 +267,22 @@ def test_a_mistake_shows_when_the_function_is_decorated(template, complaint):
 def test_the_complaint_lists_what_could_be_meant():
     with pytest.raises(ConfigurationError, match=r"its parameters are: report_id, day, rest, kind, more;"):
         NameTemplate("{nobody}", report)
+
+
+class CompiledByMypyc:
+    """Looks as the coroutine functions of mypyc 2.4.1 do: a function to `inspect`, without any parameter."""
+
+    __name__ = "report"
+    __defaults__ = __kwdefaults__ = __annotations__ = None
+    __code__ = (lambda: None).__code__.replace(co_flags=inspect.CO_COROUTINE)
+
+    def __call__(self, report_id): ...
+
+
+def test_a_function_that_hides_its_parameters_is_not_said_to_have_none():
+    assert fill("report/nightly", 7, function=CompiledByMypyc()) == "report/nightly"
+    with pytest.raises(ConfigurationError, match="'report_id', and report hides its parameters, as"):
+        NameTemplate("report/{report_id}", CompiledByMypyc())
 
 
 @pytest.mark.parametrize("template", [None, 5, b"{report_id}", "", "a\nb", "a" * 513, report])

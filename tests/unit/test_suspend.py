@@ -110,7 +110,7 @@ async def test_a_lease_that_outlives_the_suspend_is_renewed_within_a_second(capl
         await asyncio.sleep(AT_MOST)
         assert [operation for operation, _ in store.calls] == ["acquire", "renew"]
         assert lease.held
-        assert "late: the process did not run, or its loop was blocked" in caplog.text
+        assert "late: the event loop did not run, or nothing of this process" in caplog.text
         await lease.release()
 
 
