@@ -11,6 +11,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 import pytest
+from on_stores import OnEtcd, OnMemory, OnMysql, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
+from store_bench import StoreBench
+
+pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -19,9 +23,13 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: Path) -> list[CodeType]:
+URL = re.compile(r'"(memory://|sqlite:///locks\.db)"')
+"""The store in the code of a page that holds for every store."""
+
+
+def blocks(page: Path, url: str = r"\1") -> list[CodeType]:
     """Compile the blocks of *page* at their own lines; top-level await is allowed, ``skip`` is not run."""
-    text = page.read_text()
+    text = URL.sub(f'"{url}"', page.read_text())
     compiled = []
     for match in BLOCK.finditer(text):
         if "skip" in match["info"]:
@@ -32,9 +40,9 @@ def blocks(page: Path) -> list[CodeType]:
     return compiled
 
 
-def run(page: Path) -> None:
+def run(page: Path, url: str = r"\1") -> None:
     """Run the blocks one after the other, in one event loop if one of them awaits at its top level."""
-    codes, module = blocks(page), ModuleType("docs")
+    codes, module = blocks(page, url), ModuleType("docs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "docs", module)  # Litestar looks there for what the annotations of a handler mean
         if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
@@ -56,6 +64,38 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     run(page)
     gc.collect()  # what a page leaves open is reported here and now, not in a test that runs later
+
+
+class OnEveryStore:
+    """Pages about locks, recipes and guards. What a page shows must not depend on the store that its example names."""
+
+    @pytest.mark.parametrize("page", ["README", "guarantees", "guards", "operations", "threads", "recipes/*"])
+    def test_the_code_of_a_page_runs(self, page: str, bench: StoreBench, tmp_path: Path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for path in (path for path in PAGES if path.match(f"{page}.md")):
+            run(path, bench.url)
+        gc.collect()
+
+
+class TestOnMemory(OnMemory, OnEveryStore): ...
+
+
+class TestOnSqlite(OnSqlite, OnEveryStore): ...
+
+
+class TestOnRedis(OnRedis, OnEveryStore): ...
+
+
+class TestOnPostgresql(OnPostgresql, OnEveryStore): ...
+
+
+class TestOnMysql(OnMysql, OnEveryStore): ...
+
+
+class TestOnEtcd(OnEtcd, OnEveryStore): ...
+
+
+class TestOnZooKeeper(OnZooKeeper, OnEveryStore): ...
 
 
 def test_each_block_of_the_readme_is_a_whole_file_that_can_be_run_again(tmp_path: Path):
