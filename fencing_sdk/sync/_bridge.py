@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _PAUSE = 0.2
 """Seconds that the main thread sleeps at most: a signal that came right before the sleep does not end it."""
+_PAUSE_ELSEWHERE = 1.0
+"""Seconds that another thread sleeps at most: an exception that Python is to raise in it does not end the sleep."""
 _LOOK = 0.05
 """Seconds after which a thread looks whether its wait is cancelled."""
 _UNDO_LIMIT = 5.0
@@ -209,10 +211,11 @@ class ThreadCall(Generic[T]):
         Sleep until there is an answer.
 
         A signal does not end the sleep if it came right before, or to another thread: Python runs the handler in the
-        main thread when that wakes. So the main thread sleeps in short pauses.
+        main thread when that wakes. `PyThreadState_SetAsyncExc`, by which job workers set time limits, raises in a
+        thread when that wakes. So every thread sleeps in pauses.
         """
         if not self._woken.acquire(True, _PAUSE):  # noqa: FBT003  (by position: each call asks once at least)
-            pause = _PAUSE if threading.current_thread() is threading.main_thread() else -1
+            pause = _PAUSE if threading.current_thread() is threading.main_thread() else _PAUSE_ELSEWHERE
             while not self._woken.acquire(True, pause):  # noqa: FBT003
                 pass
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import signal
 import sys
@@ -368,6 +369,24 @@ def test_an_interrupted_wait_leaves_the_line(error, locks, store):
     assert free(locks)
     with locks.lock("a", wait=PATIENCE):
         pass
+
+
+@pytest.mark.parametrize("wait", ["block", "multilock", "permit", "election"])
+def test_an_error_that_is_raised_in_another_thread_ends_its_wait(locks, wait, monkeypatch):
+    """So do dramatiq, by TimeLimit and Shutdown, and rq, by TimerDeathPenalty."""
+    monkeypatch.setattr(_bridge, "_PAUSE", 0)  # the first sleep, which is as short in every thread
+    monkeypatch.setattr(_bridge, "_PAUSE_ELSEWHERE", 0.05)
+    waits = WAITS | {"election": lambda *_: next(iter(locks.election("a")))}
+    with ThreadPoolExecutor(1) as pool, locks.lock("a", ttl=60).acquire() as lease:
+        worker = ctypes.c_ulong(pool.submit(threading.get_ident).result())
+        waiter = pool.submit(waits[wait], locks, None)
+        wait_until(lambda: locks.waiters("a"), what="it stands in line")
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(worker, ctypes.py_object(KeyboardInterrupt)) == 1
+        with pytest.raises(KeyboardInterrupt):
+            waiter.result(PATIENCE)
+        assert not locks.waiters("a")
+        assert lease.held
+    assert free(locks)
 
 
 @pytest.mark.parametrize(
