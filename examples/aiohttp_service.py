@@ -74,6 +74,7 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 async def main() -> None:
     async with (
         served(price_service()) as prices_url,
+        # Within one process; several need a store.
         served(publisher(connect("memory://", tokens="counter"), prices_url)) as publisher_url,
         ClientSession(middlewares=[fencing_middleware(origins=[prices_url])]) as zombie,
     ):

@@ -25,7 +25,7 @@ def show(event: Event) -> None:
         story.append(f"{event.kind} {event.name}")
 
 
-locks = connect("memory://", observers=[show], tokens="counter")
+locks = connect("memory://", observers=[show], tokens="counter")  # within one process; several need a store
 
 
 @locks.locking(

@@ -15,7 +15,7 @@ from fencing_sdk.integrations.clients import FencingAdapter, raise_for_stale
 from fencing_sdk.integrations.wsgi import GuardedApplication, request_token
 from fencing_sdk.sync import connect
 
-locks = connect("memory://", tokens="counter")
+locks = connect("memory://", tokens="counter")  # within one process; several need a store
 seats, guard = {}, MemoryGuard()
 
 

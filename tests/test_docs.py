@@ -98,6 +98,12 @@ class TestOnEtcd(OnEtcd, OnEveryStore): ...
 class TestOnZooKeeper(OnZooKeeper, OnEveryStore): ...
 
 
+def test_a_page_or_example_with_locks_in_memory_says_that_they_are_those_of_one_process():
+    """Four workers of gunicorn with such a client are four holders at once."""
+    shown = [path for path in (*PAGES, *EXAMPLES) if '("memory://' in path.read_text()]
+    assert [path.name for path in shown if "within one process" not in path.read_text().lower()] == []
+
+
 def test_each_block_of_the_readme_is_a_whole_file_that_can_be_run_again(tmp_path: Path):
     found = [match["code"] for match in BLOCK.finditer((ROOT / "README.md").read_text())]
     assert found

@@ -78,8 +78,11 @@ class MemoryDiagnosis(StoreDiagnosis[MemoryBackend]):
 
     async def diagnose(self, ttl: float) -> Sequence[Finding]:  # noqa: ARG002  (no setting depends on it)
         """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
-        if self.backend._hybrid:
-            return ()
-        reason = "after a restart of the process tokens repeat, so that a resource outside of it accepts a stale writer"
-        fix = "leave tokens out, or use a store with a memory of its own"
-        return (Finding("memory.tokens", WARNING, "tokens is counter", reason, fix),)
+        reason = "each worker of gunicorn or uvicorn has locks of its own, so all of them may hold one lock at once"
+        fix = "for several processes use sqlite:// on one machine, or a server: redis://, postgresql://, etcd://"
+        found = [Finding("memory.process", WARNING, "the locks are those of one process", reason, fix)]
+        if not self.backend._hybrid:
+            reason = "after a restart tokens repeat, so that a resource outside of the process accepts a stale writer"
+            fix = "leave tokens out, or use a store with a memory of its own"
+            found.append(Finding("memory.tokens", WARNING, "tokens is counter", reason, fix))
+        return found

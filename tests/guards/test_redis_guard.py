@@ -258,6 +258,13 @@ async def test_the_commands_on_the_page_are_all_that_a_user_needs(start_redis):
         assert f"`{command}`" in PAGE, "the page does not say so"
 
 
+async def test_a_guard_for_a_url_needs_no_resp3(start_redis):
+    """Proxies refuse HELLO with texts such as "invalid request", which redis-py 8 sends first by default."""
+    async with RedisGuard(start_redis(rename_command=['HELLO ""']).url) as guard:
+        await guard.raise_to("a", NEW)
+        assert await guard.execute("a", NEW, ("GET", guard.key("a", "n"))) == [None]
+
+
 async def test_what_is_no_fence_lets_nobody_in(guard, redis_server):
     """One grammar: what the script takes for a fence, `highest` does, and what neither has written is none."""
     wrong = (

@@ -81,7 +81,8 @@ class RedisGuard(StoreGuard):
 
     Args:
         client_or_url: Your own client of ``redis.asyncio`` or ``valkey.asyncio``, also of a cluster
-            or of ``sentinel.master_for(...)``; you close it yourself. Or a URL such as
+            or of ``sentinel.master_for(...)``; you close it yourself. redis-py 8 asks for RESP3 by default: give
+            your client ``protocol=2`` behind a proxy that does not speak it. Or a URL such as
             ``redis://localhost`` or ``redis+cluster://localhost``: then close the guard, after its last call.
 
         prefix: The beginning of the keys of fences.
@@ -406,7 +407,7 @@ def _client_for(url: str) -> Redis | RedisCluster:
     named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     if place.keys() & set(named) or len(set(named)) < len(named):
         refuse_url("gives the server, the login or an option twice")
-    options = {"socket_timeout": _PATIENCE, **place}
+    options = {"socket_timeout": _PATIENCE, "protocol": 2, **place}  # a proxy may refuse HELLO, which asks for RESP3
     with suppress(TypeError, ValueError, AttributeError):  # they may quote the url, so they must not become the cause
         if scheme in _CLUSTER:
             nodes = [ClusterNode(*address.at(_PORT)) for address in parts.addresses()]
