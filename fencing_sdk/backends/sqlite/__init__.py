@@ -12,6 +12,7 @@ file's write lock. Waiters: first come, first served, across processes, woken by
     rows.py          what the thread does with the open file, and the rows of one name
     schema.sql       the tables
     file.py          one connection to the file: transactions, patience, and the errors of SQLite
+    file_system.py   what the file is on, for the warning of an opening and for the doctor
     waiter_signs.py  the datagram that wakes a waiter in another process, and the file for signs of life
 """
 

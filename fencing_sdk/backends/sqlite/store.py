@@ -34,12 +34,14 @@ from typing import Any, TypeVar
 from fencing_sdk._values.claim import Claim, Renewal, Revoked
 from fencing_sdk._values.clock import BootClock, boot_identity
 from fencing_sdk._values.drivers import KnownDriver, daemon_threads_allowed
+from fencing_sdk._values.observers import logger
 from fencing_sdk.backends._shared import rules
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import StopListening
 from fencing_sdk.backends._shared.row_backend import Step, WaiterAddress
 from fencing_sdk.backends._shared.rules import Rows, TokenSource
 from fencing_sdk.backends.sqlite.file import BACKEND, LockFile, busy, translated
+from fencing_sdk.backends.sqlite.file_system import NETWORK, file_system_of
 from fencing_sdk.backends.sqlite.rows import OpenFile
 from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife, WakeupSocket, network_identity, open_wakeup_socket
 from fencing_sdk.errors import BackendRefusedError
@@ -263,6 +265,7 @@ class _Opener:
         self._synchronous = synchronous
         self._next_token = next_token
         self._busy = busy
+        self._warned = False
 
     def __call__(self) -> OpenFile:
         self._path = self._path.absolute()  # once: a later change of the working directory moves nothing
@@ -270,10 +273,20 @@ class _Opener:
         opened = OpenFile(file, SignsOfLife(self._path), self._next_token, boot_identity(), network_identity())
         try:
             opened.sweep()
+            self._warn()
         except BaseException:
             opened.close()
             raise
         return opened
+
+    def _warn(self) -> None:
+        """Log once that the file is where locks do not exclude: nothing fails there, and few run the doctor."""
+        kind = "" if self._warned else file_system_of(self._path)
+        self._warned = True
+        if kind in NETWORK:
+            logger.warning(
+                "SQLite: %a is on %s: two machines may hold one lock; run fencing doctor", str(self._path), kind
+            )
 
 
 class SqliteStore:
