@@ -32,6 +32,7 @@ __all__ = [
     "RenewalLate",
     "Renewed",
     "StaleRejected",
+    "TokenMissing",
 ]
 
 
@@ -192,6 +193,16 @@ class StaleRejected(Event):
     resource: str
     fence: int
     conflict: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMissing(Event):
+    """A request carried no token. ``name`` and ``resource`` are empty where the middleware names no resource."""
+
+    kind: ClassVar[str] = "token_missing"
+    resource: str
+    required: bool
+    """True if the request was refused for it."""
 
 
 def stale_rejected(error: StaleTokenError, *, name: str, at: float, holder: str | None) -> StaleRejected:

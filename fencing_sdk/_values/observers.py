@@ -79,6 +79,10 @@ class Meter(ABC):
     def released(self, name: str, held_for: float) -> None:
         """A lease ended, so many seconds after its grant."""
 
+    @abstractmethod
+    def accepted(self, name: str, token: int) -> None:
+        """A guard accepted a token for the resource *name*: in a write, or to raise its fence."""
+
 
 class Observers:
     """Hands events to every observer and keeps their failures away from locking."""
@@ -102,11 +106,11 @@ class Observers:
         """Call the observers that are not a `Meter`; `measure` calls the meters."""
         self._emit(event, self.others)
 
-    def measure(self, what: str, name: str, *seconds: float) -> None:
+    def measure(self, what: str, name: str, *numbers: float) -> None:
         """Call the method *what* of every `Meter`; one that raises is logged and passed over."""
         for meter in self._meters:
             try:
-                getattr(meter, what)(name, *seconds)
+                getattr(meter, what)(name, *numbers)
             except (Exception, asyncio.CancelledError):
                 logger.exception("observer %s failed on %s", shown(meter), what)
 

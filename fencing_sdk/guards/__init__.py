@@ -88,7 +88,7 @@ def refusal(resource: str, token: Token, fence: Token) -> StaleTokenError:
 
 
 class Reports:
-    """Reports to a guard's observers what it refused and which fence it raised."""
+    """Reports to a guard's observers what it refused and accepted, and which fence it raised."""
 
     __slots__ = ("_clock", "_observers")
 
@@ -97,10 +97,17 @@ class Reports:
         self._clock = BootClock()
 
     @contextmanager
-    def of_refusals(self, tokens: int | Mapping[str, int]) -> Iterator[None]:
-        """Report the `StaleTokenError` that leaves the body, if one does; *tokens* is a token, or those by resource."""
+    def of_verdict(self, tokens: int | Mapping[str, int]) -> Iterator[None]:
+        """
+        Report the `StaleTokenError` that leaves the body, if one does, and count the tokens if the body ends.
+
+        *tokens* are those by resource. A `FenceColumn`, which has no resources, gives its token, which is not counted.
+        """
         try:
             yield
+            if isinstance(tokens, Mapping):
+                for resource in tokens:
+                    self._observers.measure("accepted", resource, tokens[resource])
         except StaleTokenError as error:
             token = tokens.get(error.resource) if isinstance(tokens, Mapping) else tokens
             now, holder = self._clock.now(), token.holder if isinstance(token, Token) else None

@@ -207,7 +207,7 @@ class EtcdGuard(StoreGuard):
         the answer has all of them.
         """
         fences: dict[str, _FenceState] | None = None
-        with self._reports.of_refusals(tokens):
+        with self._reports.of_verdict(tokens):
             for _ in range(_TRIES):
                 answer = await self._transact(operation, tokens, fences, write)
                 if isinstance(answer, list):

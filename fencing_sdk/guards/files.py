@@ -90,13 +90,13 @@ class FileGuard:
             OSError: the file system failed, or a stopped process is in the way (`TimeoutError`).
         """
         folder, checked, data = _check_folder(resource), _check_token(token), _check_data(data)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             await anyio.to_thread.run_sync(self._write, resource, folder, checked, data)
 
     def write_sync(self, resource: str, token: int, data: bytes) -> None:
         """`write` for code without an event loop."""
         folder, checked, data = _check_folder(resource), _check_token(token), _check_data(data)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             self._write(resource, folder, checked, data)
 
     async def read(self, resource: str) -> bytes | None:
@@ -116,14 +116,14 @@ class FileGuard:
     async def raise_to(self, resource: str, token: int) -> None:
         """See `fencing_sdk.abc.Guard.raise_to`. The data stays as it is."""
         folder, checked = _check_folder(resource), _check_token(token)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             await anyio.to_thread.run_sync(self._raise_to, resource, folder, checked, abandon_on_cancel=True)
         self._reports.raised({resource: checked})
 
     def raise_to_sync(self, resource: str, token: int) -> None:
         """`raise_to` for code without an event loop."""
         folder, checked = _check_folder(resource), _check_token(token)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             self._raise_to(resource, folder, checked)
         self._reports.raised({resource: checked})
 

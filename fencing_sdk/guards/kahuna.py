@@ -188,7 +188,7 @@ class KahunaGuard(StoreGuard):
         key, checked = self.key(resource), check_token(token)
         format_token(checked)  # refuses a token whose text in the value could be read in two ways
         pauses = _Pauses()
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             while True:
                 before = await self._read(operation, key, pauses, for_write=True)
                 fence, data = (None, None) if before is None else (before.fence, before.data)

@@ -73,7 +73,7 @@ class MemoryGuard:
             msg = "the guarded function must not be 'async def': it would write after the check; do the awaiting first"
             raise UsageError(msg)
         checked = check_tokens(tokens)
-        with self._reports.of_refusals(checked), self._lock:
+        with self._reports.of_verdict(checked), self._lock:
             self._admit(checked)
             result = function(*args, **kwargs)
         if inspect.isawaitable(result):
@@ -105,7 +105,7 @@ class MemoryGuard:
             ConfigurationError: *tokens* is not a mapping of resources to tokens.
         """
         checked = check_tokens(tokens)
-        with self._reports.of_refusals(checked), self._lock:
+        with self._reports.of_verdict(checked), self._lock:
             self._admit(checked)
 
     async def raise_to(self, resource: str, token: int) -> None:

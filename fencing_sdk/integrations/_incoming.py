@@ -15,6 +15,8 @@ from urllib.parse import unquote_to_bytes
 
 from fencing_sdk._arguments import check_flag
 from fencing_sdk._values.claim import LockName, check_name
+from fencing_sdk._values.clock import BootClock
+from fencing_sdk._values.observers import Observer, Observers
 from fencing_sdk._values.token import ACCEPTED_HEADERS, TEXT_LIMIT, Token, parse_one_token, read_token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, StaleTokenError, shown
@@ -31,6 +33,7 @@ from fencing_sdk.integrations._problem import (
 
 R = TypeVar("R")
 
+_CLOCK = BootClock()
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 Headers: TypeAlias = Iterable[tuple[str | bytes, str | bytes]]
@@ -271,6 +274,7 @@ class GuardOptions(TypedDict, total=False):
     methods: Iterable[str]
     required: bool
     stale_status: int
+    observers: Sequence[Observer]
 
 
 class Checkpoint(Generic[R]):
@@ -290,7 +294,7 @@ class Checkpoint(Generic[R]):
         ConfigurationError: an argument cannot work.
     """
 
-    __slots__ = ("_methods", "_named", "_read", "_required", "_stale_status", "guard")
+    __slots__ = ("_demands", "_methods", "_named", "_read", "_stale_status", "guard")
 
     def __init__(
         self,
@@ -304,6 +308,7 @@ class Checkpoint(Generic[R]):
         methods: Iterable[str] = WRITES,
         required: bool = True,
         stale_status: int = 409,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if isinstance(resource, str):
             resource = by(RouteTemplate(resource, path=path))
@@ -322,7 +327,7 @@ class Checkpoint(Generic[R]):
         if not given or len(self._methods) < len(set(given)):
             msg = f"methods must be a list such as ['PUT', 'DELETE'], got {shown(methods)}"
             raise ConfigurationError(msg)
-        self._required = check_flag(required, "required")
+        self._demands = Demand(observers, required=required)
         self._stale_status = check_stale_status(stale_status)
 
     def question(self, request: R, method: str) -> tuple[str, Token] | None:
@@ -339,7 +344,7 @@ class Checkpoint(Generic[R]):
             return None
         token = self._read(request)
         if token is None or resource is None:
-            demanded(token, required=self._required)
+            self._demands.check(token, resource)
             return None
         try:
             return _checked_name(resource), token
@@ -361,6 +366,30 @@ def demanded(token: Token | None, *, required: bool) -> Token | None:
     if token is None and required:
         raise RequestRefused(missing_token())
     return token
+
+
+class Demand:
+    """Looks whether the requests of a middleware or dependency carry a token, and reports those that do not."""
+
+    __slots__ = ("_observers", "_required")
+
+    def __init__(self, observers: Sequence[Observer], *, required: bool) -> None:
+        self._required = check_flag(required, "required")
+        self._observers = Observers(observers)
+
+    def check(self, token: Token | None, resource: object) -> Token | None:
+        """As `demanded`, in a request for *resource*, which is None where nothing names it."""
+        if token is None and self._observers:
+            from fencing_sdk.events import TokenMissing  # noqa: PLC0415  (a program without observers does not load it)
+
+            try:
+                name = "" if resource is None else check_resource(resource)
+            except RequestRefused:  # the missing token is answered first
+                name = ""
+            now = _CLOCK.now()
+            missing = TokenMissing(name=name, at=now, holder=None, resource=name, required=self._required)
+            self._observers.emit(missing)
+        return demanded(token, required=self._required)
 
 
 def check_resource(resource: object) -> str:

@@ -4,7 +4,9 @@ The metrics, once for every library of them: an observer that moves instruments 
     wait, hold, spare       histograms of seconds
     not acquired by reason, lost by reason, refused by a guard, renewals without an answer or late, jobs by outcome
                             counters
-    held, waiting, the time of the last success of a job
+    accepted by a guard, requests without a token
+                            counters, too
+    held, waiting, the time of the last success of a job, the time when a fence last rose
                             gauges
 
 Every instrument is kept by two labels: `lock`, the template of a name, and `recipe`, what the name was made for. A name
@@ -30,6 +32,7 @@ from fencing_sdk.events import (
     Acquired,
     Acquiring,
     Event,
+    FenceRaised,
     JobEnded,
     JobOutcome,
     Lost,
@@ -40,6 +43,7 @@ from fencing_sdk.events import (
     RenewalLate,
     Renewed,
     StaleRejected,
+    TokenMissing,
 )
 
 __all__ = ["LockLabel", "MetricsObserver", "Series", "lock_labels"]
@@ -57,6 +61,9 @@ HELP = {
     "not_acquired": "Acquisitions that ended without a lease, by reason.",
     "lost": "Leases that ended before their holder released them, by reason.",
     "stale_rejected": "Refused writes, and fences that could not be raised.",
+    "accepted": "Tokens that a guard accepted, in a write or to raise its fence.",
+    "token_missing": "Requests without a token, refused or not.",
+    "fence_raised_timestamp": "When this process last saw a higher token accepted, in seconds since 1970.",
     "renewals_failed": "Renewals without an answer. Each is tried again.",
     "renewals_late": "Renewals that came too late because the event loop was blocked.",
     "jobs": "Calls of jobs, by outcome.",
@@ -69,6 +76,8 @@ COUNTED: dict[str, tuple[str, type[StrEnum]] | None] = {
     "not_acquired": ("reason", NotAcquiredReason),
     "lost": ("reason", LossReason),
     "stale_rejected": None,
+    "accepted": None,
+    "token_missing": None,
     "renewals_failed": None,
     "renewals_late": None,
     "jobs": ("outcome", JobOutcome),
@@ -102,12 +111,23 @@ class Series:
     """Adds a number to the counter of this name in `COUNTED`, under one of its words, or "" where it has no words."""
     last_success: Callable[[float], object]
     """Sets when a job last succeeded, in seconds since 1970."""
+    fence_raised: Callable[[float], object]
+    """Sets when a fence last rose, in seconds since 1970."""
+    highest: int = -1
+    """The highest token that was accepted."""
     held: int = 0
     waiting: int = 0
     move_gauges: Callable[[int, int], object] | None = None
     """Takes the changes of ``waiting`` and ``held``, where the library cannot read them."""
     lock: Lock = field(default_factory=Lock)
-    """Is held while a gauge changes: clients of several threads may share an observer."""
+    """Is held while a gauge or the highest token changes: clients of several threads may share an observer."""
+
+    def see(self, token: int) -> None:
+        """Note the time if *token* is higher than all before it."""
+        with self.lock:
+            if token > self.highest:
+                self.highest = token
+                self.fence_raised(wall_seconds())
 
 
 class MetricsObserver(Meter):
@@ -156,6 +176,12 @@ class MetricsObserver(Meter):
         if series.move_gauges is not None:
             series.move_gauges(0, -1)
         series.hold(held_for)
+
+    def accepted(self, name: str, token: int) -> None:
+        """Count a token that a guard accepted."""
+        series = self._series(name)
+        series.count("accepted", "", 1)
+        series.see(token)
 
     def __call__(self, event: Event) -> None:
         """Count *event*; this is what makes it an observer."""
@@ -208,8 +234,10 @@ def _count(series: Series, event: Event) -> None:
             series.count("not_acquired", event.reason, 1)
         case Lost():
             series.count("lost", event.reason, 1)
-        case StaleRejected():
-            series.count("stale_rejected", "", 1)
+        case StaleRejected() | TokenMissing():
+            series.count(event.kind, "", 1)
+        case FenceRaised():
+            series.see(event.token)
         case RenewalFailed():
             series.count("renewals_failed", "", 1)
         case RenewalLate():

@@ -67,6 +67,8 @@ class FencingMiddleware:
 
         stale_status: 409, or 412.
 
+        observers: Callables that receive `TokenMissing` for every such request without a token, refused or not.
+
     Raises:
         ConfigurationError: an argument cannot work.
     """

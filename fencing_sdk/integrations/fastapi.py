@@ -11,7 +11,7 @@ Dependencies run in the order in which they are written, those of the applicatio
 first. Put authentication before these: every request that gets here can raise a fence.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeAlias, Unpack
 
 from fencing_sdk._values.drivers import imported_from
@@ -21,19 +21,20 @@ with imported_from("fastapi", "fastapi"):
     from fastapi.params import Depends as Dependency
     from fastapi.requests import HTTPConnection
 
-from fencing_sdk._arguments import LockOptions, check_flag
+from fencing_sdk._arguments import LockOptions
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import Lease
+from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.token import HEADER, OLD_HEADER, Token
 from fencing_sdk.abc import Guard
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.integrations._incoming import (
+    Demand,
     ResourceTemplate,
     answer_to,
     check_guard,
     check_path,
     check_resource,
-    demanded,
     presented,
 )
 from fencing_sdk.integrations._problem import (
@@ -61,7 +62,9 @@ async def _read(request: HTTPConnection, fencing_token: _Shown = None) -> Token 
 _Carried = Annotated[Token | None, Depends(_read)]
 
 
-def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependency:  # noqa: N802  (like Depends)
+def Fenced(  # noqa: N802  (like Depends)
+    guard: Guard, *, resource: Naming, required: bool = True, observers: Sequence[Observer] = ()
+) -> Dependency:
     """
     Depend on the token of the request, admitted by *guard*.
 
@@ -80,16 +83,18 @@ def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependen
 
         required: Whether a request without a token is refused. If not, the token may be None.
 
+        observers: Callables that receive `TokenMissing` for every request without a token, refused or not.
+
     Raises:
         ConfigurationError: an argument cannot work. For the answers, see `answer_problems`.
     """
     check_guard(guard, resource)
-    check_flag(required, "required")
+    demand = Demand(observers, required=required)
     named = _naming(resource, "resource")
 
     async def fenced(token: _Carried, resource: str = Depends(named)) -> Token | None:
         resource = check_resource(resource)
-        token = demanded(token, required=required)
+        token = demand.check(token, resource)
         if token is not None:
             await guard.raise_to(resource, token)
         return token
@@ -97,20 +102,21 @@ def Fenced(guard: Guard, *, resource: Naming, required: bool = True) -> Dependen
     return Dependency(fenced)
 
 
-def Presented(*, required: bool = True) -> Dependency:  # noqa: N802
+def Presented(*, required: bool = True, observers: Sequence[Observer] = ()) -> Dependency:  # noqa: N802
     """
     Depend on the token that the request carries. It is well formed and not yet checked by a guard.
 
     Check it where the handler writes: ``await guard.admit(session, resource, token)``, first in
-    the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it.
+    the transaction. The `StaleTokenError` may leave the handler: `answer_problems` answers it. *observers* receive
+    `TokenMissing`, as those of `Fenced`.
 
     Raises:
-        ConfigurationError: *required* is not a bool.
+        ConfigurationError: *required* is not a bool, or *observers* are not observers.
     """
-    check_flag(required, "required")
+    demand = Demand(observers, required=required)
 
     async def presented_token(token: _Carried) -> Token | None:
-        return demanded(token, required=required)
+        return demand.check(token, None)
 
     return Dependency(presented_token)
 

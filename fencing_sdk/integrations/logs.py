@@ -10,7 +10,17 @@ import logging
 from types import MappingProxyType
 
 from fencing_sdk.errors import ConfigurationError, shown
-from fencing_sdk.events import Event, JobEnded, JobOutcome, Lost, NotAcquired, RenewalFailed, RenewalLate, StaleRejected
+from fencing_sdk.events import (
+    Event,
+    JobEnded,
+    JobOutcome,
+    Lost,
+    NotAcquired,
+    RenewalFailed,
+    RenewalLate,
+    StaleRejected,
+    TokenMissing,
+)
 
 __all__ = ["LogEvents"]
 
@@ -20,6 +30,7 @@ _LEVELS = MappingProxyType(
         RenewalFailed: logging.WARNING,
         RenewalLate: logging.WARNING,
         StaleRejected: logging.WARNING,
+        TokenMissing: logging.INFO,
         NotAcquired: logging.INFO,
         JobEnded: logging.INFO,
     }

@@ -144,9 +144,7 @@ class OpenTelemetryMetrics(MetricsObserver):
         self._spare = self._histogram("spare")
         counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_up_down_counter
         self._tallies = {what: _Tally(counter, what, *(detail or ())[:1]) for what, detail in COUNTED.items()}
-        self._last_success: dict[tuple[str, str], float] = {}
-        last = "job_last_success_timestamp"
-        self._meter.create_observable_gauge(f"fencing.{last}", [self._read_last_success], "s", HELP[last])
+        self._last_success, self._fence_raised = self._moments("job_last_success"), self._moments("fence_raised")
         for what in ("held", "waiting"):
             gauge(f"fencing.{what}", [partial(self._read, what)], "1", HELP[what])
 
@@ -163,15 +161,24 @@ class OpenTelemetryMetrics(MetricsObserver):
             spare=partial(self._spare.record, attributes=attributes),
             count=lambda what, word, more: self._tallies[what].add(labels, word, more),
             last_success=lambda at: self._last_success.update({labels: at}),
+            fence_raised=lambda at: self._fence_raised.update({labels: at}),
         )
 
     def _read(self, what: str, _options: CallbackOptions) -> Iterable[Observation]:
         for (lock, recipe), series in self.made.copy().items():
             yield Observation(getattr(series, what), {"lock": lock, "recipe": recipe})
 
-    def _read_last_success(self, _options: CallbackOptions) -> Iterable[Observation]:
-        for (lock, recipe), at in self._last_success.copy().items():
-            yield Observation(at, {"lock": lock, "recipe": recipe})
+    def _moments(self, what: str) -> dict[tuple[str, str], float]:
+        """Make a gauge of points in time; return the dict that it reads."""
+        moments: dict[tuple[str, str], float] = {}
+
+        def read(_options: CallbackOptions) -> Iterable[Observation]:
+            for (lock, recipe), at in moments.copy().items():
+                yield Observation(at, {"lock": lock, "recipe": recipe})
+
+        name = f"{what}_timestamp"
+        self._meter.create_observable_gauge(f"fencing.{name}", [read], "s", HELP[name])
+        return moments
 
 
 class _Tally:

@@ -66,6 +66,7 @@ class PrometheusMetrics(MetricsObserver):
             for what, detail in COUNTED.items()
         }
         self._last_success = _gauge(registry, "job_last_success_timestamp", "_seconds", mode="max")
+        self._fence_raised = _gauge(registry, "fence_raised_timestamp", "_seconds", mode="max")
         self._held, self._waiting = _gauge(registry, "held"), _gauge(registry, "waiting")
 
     def _of(self, *labels: str) -> Series:
@@ -75,6 +76,7 @@ class PrometheusMetrics(MetricsObserver):
             spare=self._spare.labels(*labels).observe,
             count=lambda what, word, more: self._counters[what].labels(*labels, *filter(None, [word])).inc(more),
             last_success=lambda at: self._last_success.labels(*labels).set(at),
+            fence_raised=lambda at: self._fence_raised.labels(*labels).set(at),
         )
         held, waiting = self._held.labels(*labels), self._waiting.labels(*labels)
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ:

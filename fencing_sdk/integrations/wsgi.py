@@ -56,7 +56,7 @@ class GuardedApplication:
 
         locks: A client of ``fencing_sdk.sync``, whose thread asks the guard. Needed with a guard.
 
-        **options: ``path``, ``methods``, ``required`` and ``stale_status``, as for `FencingMiddleware`.
+        **options: ``path``, ``methods``, ``required``, ``stale_status`` and ``observers``, as for `FencingMiddleware`.
 
     Raises:
         ConfigurationError: an argument cannot work.

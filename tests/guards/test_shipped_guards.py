@@ -16,6 +16,7 @@ import mysql_ways
 import postgresql_ways
 import pytest
 from mysql_programs import flavours
+from prometheus_client import CollectorRegistry
 
 from fencing_sdk import ConfigurationError, LockClient, StaleTokenError, Token, guards
 from fencing_sdk.backends.memory import MemoryBackend
@@ -26,6 +27,7 @@ from fencing_sdk.guards.kahuna import KahunaGuard
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.redis import RedisGuard
 from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.integrations.prometheus import PrometheusMetrics
 from fencing_sdk.testing.promises.fences import NO_RESOURCES
 
 pytest_plugins = ["etcd_fixtures", "kahuna_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures"]
@@ -70,15 +72,21 @@ SQL_SERVERS = {
 
 
 @pytest.fixture
+def counted():
+    """A meter, which counts the tokens that the guard accepts."""
+    return PrometheusMetrics(registry=CollectorRegistry(), lock_label=str)
+
+
+@pytest.fixture
 def ways():
     """To a transaction of the guard's server, if that is one of SQL."""
     return []
 
 
 @pytest.fixture(params=[*SHIPPED, *SERVED, *SQL_SERVERS])
-async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, heard, ways):
+async def guard(request, tmp_path, redis_server, etcd_server, kahuna_server, heard, counted, ways):
     servers = {"redis": redis_server, "etcd": etcd_server, "kahuna": kahuna_server}
-    options = {"observers": [heard.append]}
+    options = {"observers": [heard.append, counted]}
     async with AsyncExitStack() as stack:
         if request.param in SERVED:
             yield await stack.enter_async_context(SERVED[request.param](servers[request.param].url, **options))
@@ -108,7 +116,9 @@ async def write(guard, token, path, ways):
                 await guard.admit(transaction, "a", token)
 
 
-async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(guard, heard, tmp_path, ways):
+async def test_observers_are_told_which_fence_was_raised_and_which_token_was_refused(
+    guard, heard, counted, tmp_path, ways
+):
     new, old, other = Token(34, "bbbbbbbb"), Token(33, "aaaaaaaa"), Token(34, "cccccccc")
     await guard.raise_to("a", new)
     await write(guard, new, tmp_path, ways)
@@ -117,6 +127,9 @@ async def test_observers_are_told_which_fence_was_raised_and_which_token_was_ref
             await write(guard, token, tmp_path, ways)
         with pytest.raises(StaleTokenError):
             await guard.raise_to("a", token)
+    ((labels, series),) = counted.made.items()
+    accepted = counted._counters["accepted"].labels(*labels)._value.get()
+    assert (labels, accepted, series.highest) == (("a", "lock"), 2, 34), "the raise, and one write"
     raised, *refused = heard
     assert (raised.kind, raised.name, raised.resource, raised.token) == ("fence_raised", "a", "a", 34)
     assert {(event.kind, event.name, event.resource, event.fence) for event in refused} == {

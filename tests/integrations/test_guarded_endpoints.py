@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from aiohttp import web
@@ -48,6 +48,7 @@ from fencing_sdk import (
     StaleTokenError,
     Token,
 )
+from fencing_sdk._values.claim import template_of
 from fencing_sdk.abc import Guard
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.guards.memory import MemoryGuard
@@ -67,13 +68,13 @@ WITH_SLASHES = "seats/{seat:path}"
 
 
 def aiohttp_app(
-    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+    guard: Guard | None, write: Write, *, template: str = WHATEVER, stale_status: int = 409, **options: Any
 ):
     async def handler(request):
         write(request.match_info["seat"], fenced_aiohttp.request_token(request, required=False))
         return web.Response(text="done")
 
-    middleware = fenced_aiohttp.guard_middleware(guard, resource=template, required=required, stale_status=stale_status)
+    middleware = fenced_aiohttp.guard_middleware(guard, resource=template, stale_status=stale_status, **options)
     app = web.Application(middlewares=[middleware])
     app.router.add_route("*", f"/{template.replace(':path', ':.+')}", handler)
     app.router.add_route("*", "/health", handler_of_health)
@@ -84,9 +85,7 @@ async def handler_of_health(request):
     return web.Response(text="well")
 
 
-def asgi_app(
-    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
-):
+def asgi_app(guard: Guard | None, write: Write, *, template: str = WHATEVER, stale_status: int = 409, **options: Any):
     async def handler(request: Request):
         write(request.path_params["seat"], fenced_asgi.request_token(request.scope, required=False))
         return PlainTextResponse("done")
@@ -99,20 +98,20 @@ def asgi_app(
         routes=[Route(f"/{template}", handler, methods=every), Route("/health", health, methods=every)],
     )
     app.add_middleware(
-        fenced_asgi.FencingMiddleware, guard=guard, resource=template, required=required, stale_status=stale_status
+        fenced_asgi.FencingMiddleware, guard=guard, resource=template, stale_status=stale_status, **options
     )
     return uvicorn_server(app)
 
 
 def fastapi_app(
-    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
+    guard: Guard | None, write: Write, *, template: str = WHATEVER, stale_status: int = 409, **options: Any
 ):
     app = FastAPI()
     fenced_fastapi.answer_problems(app, stale_status=stale_status)
     if guard is None:
-        token_of = fenced_fastapi.Presented(required=required)
+        token_of = fenced_fastapi.Presented(**options)
     else:
-        token_of = fenced_fastapi.Fenced(guard, resource=template.replace(":path", ""), required=required)
+        token_of = fenced_fastapi.Fenced(guard, resource=template.replace(":path", ""), **options)
 
     @app.api_route(f"/{template}", methods=["PUT", "POST", "DELETE", "PATCH"])
     async def handler(seat: str, token: Annotated[Token | None, token_of]) -> str:
@@ -131,9 +130,7 @@ def fastapi_app(
     return uvicorn_server(app)
 
 
-def wsgi_app(
-    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
-):
+def wsgi_app(guard: Guard | None, write: Write, *, template: str = WHATEVER, stale_status: int = 409, **options: Any):
     def handler(environ, start_response):
         if environ["PATH_INFO"].startswith("/seats/"):
             seat = environ["PATH_INFO"].encode("latin-1").decode().removeprefix("/seats/")
@@ -142,13 +139,11 @@ def wsgi_app(
         return [b"done"]
 
     locks = None if guard is None else connect("memory://")
-    options = {"required": required, "stale_status": stale_status}
+    options["stale_status"] = stale_status
     return waitress_server(fenced_wsgi.GuardedApplication(handler, guard, resource=template, locks=locks, **options))
 
 
-def django_app(
-    guard: Guard | None, write: Write, *, required: bool = True, stale_status: int = 409, template: str = WHATEVER
-):
+def django_app(guard: Guard | None, write: Write, *, template: str = WHATEVER, stale_status: int = 409, **options: Any):
     def handler(request, seat):
         write(seat, fenced_django.request_token(request, required=False))
         return HttpResponse("done")
@@ -157,7 +152,7 @@ def django_app(
         return HttpResponse("well")
 
     locks = None if guard is None else connect("memory://")
-    options = {"required": required, "stale_status": stale_status}
+    options["stale_status"] = stale_status
     middleware = fenced_django.guard_middleware(guard, resource=template, locks=locks, **options)
     return django_server([path("seats/<path:seat>", handler), path("health", health)], middleware)
 
@@ -325,11 +320,19 @@ async def test_412_can_be_chosen(serve, seats):
     assert (answer.status, answer.problem["status"]) == (412, 412)
 
 
-async def test_a_missing_token_is_428(serve, seats):
-    async with serve(MemoryGuard(), seats) as url:
-        answer = await send(url)
-    assert (answer.status, answer.problem["status"]) == (428, 428)
-    assert seats.writes == []
+async def test_a_missing_token_is_428_and_reported(serve, seats):
+    events = []
+    for required in (True, False):
+        async with serve(MemoryGuard(), seats, required=required, observers=[events.append]) as url:
+            answer = await send(url)
+            assert answer.status == (428 if required else 200)
+            assert answer.status == 200 or answer.problem["status"] == 428
+    assert seats.writes == [("42", None)]
+    assert [(event.name, event.kind, event.required) for event in events] == [
+        ("seats/42", "token_missing", True),
+        ("seats/42", "token_missing", False),
+    ]
+    assert template_of(events[0].name) == WHATEVER, "by which metrics count it"
 
 
 async def test_a_token_that_is_not_required_may_be_missing_but_not_malformed_and_not_stale(serve, seats):

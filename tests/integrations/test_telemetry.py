@@ -28,7 +28,16 @@ from fencing_sdk import (
     events,
     sync,
 )
-from fencing_sdk.events import Event, JobOutcome, Lost, NotAcquiredReason, RenewalFailed, RenewalLate, Renewed
+from fencing_sdk.events import (
+    Event,
+    JobOutcome,
+    Lost,
+    NotAcquiredReason,
+    RenewalFailed,
+    RenewalLate,
+    Renewed,
+    TokenMissing,
+)
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.integrations import _measures
 from fencing_sdk.integrations._measures import LockLabel, MetricsObserver, Series
@@ -130,6 +139,7 @@ async def test_every_event_of_a_story_is_counted_under_its_template(
     seen: list[str] = []
     await a_story(given(observer), lambda event: seen.append(event.kind))
     assert (seen.count("acquiring"), seen.count("acquired"), seen.count("released")) == (6, 4, 4)
+    accepted = {("accepted", "other", ""): 1, ("fence_raised_timestamp", "other", ""): 1_800_000_000.5}
     assert {key: number for key, number in numbers().items() if number} == {
         ("wait", "report/{report_id}", ""): 2,
         ("wait", "job nightly/{day}", ""): 1,
@@ -144,6 +154,7 @@ async def test_every_event_of_a_story_is_counted_under_its_template(
         ("job_last_success_timestamp", "job nightly/{day}", ""): 1_800_000_000.5,
         ("lost", "other", "closed"): 1,
         ("stale_rejected", "other", ""): 1,
+        **({} if given is inside_another else accepted),
     }
 
 
@@ -239,6 +250,25 @@ async def test_a_label_of_ones_own_is_for_names_that_no_template_made(library: L
     found = {key[:2] for key, number in numbers().items() if number}
     assert found >= {("wait", "report/{report_id}"), ("wait", "job nightly/{day}"), ("wait", "plain")}
     assert set(asked) == {"plain", "seats/42"}, "the second by a guard"
+
+
+@LIBRARIES
+async def test_one_token_for_ever_does_not_look_like_a_fence_that_rises(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, 2.0, 3.0])
+    monkeypatch.setattr(_measures, "wall_seconds", lambda: next(times))
+    observer, numbers = library(str)
+    guard, raised = MemoryGuard(observers=[observer]), ("fence_raised_timestamp", "seats/42", "")
+    for token, at in ((5, 1.0), (5, 1.0), (6, 2.0)):
+        await guard.raise_to("seats/42", token)
+        guard.write("seats/42", token, lambda: None)
+        assert numbers()[raised] == at
+    assert numbers()["accepted", "seats/42", ""] == 6
+    async with connect("memory://", observers=[observer]) as locks, locks.lock("seats/43", fences=[MemoryGuard()]):
+        assert numbers()["fence_raised_timestamp", "seats/43", ""] == 3.0, "by the client"
+    observer(TokenMissing(name="seats/42", at=0.0, holder=None, resource="seats/42", required=True))
+    assert numbers()["token_missing", "seats/42", ""] == 1
 
 
 @LIBRARIES

@@ -40,6 +40,7 @@ from fencing_sdk.events import (
     RenewalLate,
     Renewed,
     StaleRejected,
+    TokenMissing,
 )
 
 # Events are frozen plain values, and what an observer does wrong stays with the observer.
@@ -57,6 +58,7 @@ EVENTS = [
     NotAcquired(name="a", at=1.0, holder="9f8a01c2", reason=NotAcquiredReason.TIMED_OUT, waited=2.0, unanswered=0),
     FenceRaised(name="a", at=1.0, holder="9f8a01c2", token=Token(34, "9f8a01c2"), resource="a"),
     StaleRejected(name="a", at=1.0, holder="9f8a01c2", token=34, resource="a", fence=35, conflict=False),
+    TokenMissing(name="a", at=1.0, holder=None, resource="a", required=True),
 ]
 each_event = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
 

@@ -283,7 +283,7 @@ class RedisGuard(StoreGuard):
             format_token(token)  # refuses a holder that is not hex digits, which would make a fence ambiguous
         check = [word for token in tokens.values() for word in (f"{token:d}", token.holder or "")]
         words = [*arguments, *check, str(len(tokens))]
-        with self._reports.of_refusals(tokens):
+        with self._reports.of_verdict(tokens):
             keys = [*touched, *fences.values()]
             try:
                 reply = await self._send("EVALSHA", script.sha, len(keys), *keys, *words, once=once)

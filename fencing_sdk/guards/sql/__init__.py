@@ -162,7 +162,7 @@ class SqlGuard(Uncopied):
             UsageError, UnsupportedError, ConfigurationError: as `admit`.
         """
         checked = check_tokens(tokens)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict(checked):
             await self._with_a_table(
                 lambda: perform(transaction, lambda opened: self._of(opened).admit(opened, checked))
             )
@@ -175,7 +175,7 @@ class SqlGuard(Uncopied):
             StaleTokenError, UsageError, UnsupportedError, ConfigurationError: as `admit_all`.
         """
         checked = check_tokens(tokens)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict(checked):
             perform_sync(transaction, lambda opened: self._of(opened).admit(opened, checked))
 
     async def raise_to(self, resource: str, token: int) -> None:
@@ -188,7 +188,7 @@ class SqlGuard(Uncopied):
             UnsupportedError: the guard was built without a database, or other servers take writes beside this one.
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             await self._with_a_table(
                 lambda: self._run(
                     lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
@@ -225,7 +225,7 @@ class SqlGuard(Uncopied):
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         # A guard with a database has one table; one without may raise fences wherever a transaction leads.
         own = self._database is not None
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict({resource: checked}):
             await self._with_a_table(
                 lambda: perform(
                     transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait, own=own)
@@ -331,7 +331,7 @@ class FenceColumn:
         checked, count = check_token(token), _count(outcome)
         if count and self._wide_enough:
             return True
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict(checked):
             return await perform(transaction, lambda opened: self._written(opened, key, checked, count))
 
     def written_sync(self, transaction: object, key: object, token: int, outcome: object) -> bool:
@@ -344,7 +344,7 @@ class FenceColumn:
         checked, count = check_token(token), _count(outcome)
         if count and self._wide_enough:
             return True
-        with self._reports.of_refusals(checked):
+        with self._reports.of_verdict(checked):
             return perform_sync(transaction, lambda opened: self._written(opened, key, checked, count))
 
     async def _written(self, transaction: Transaction, key: object, token: Token, count: int) -> bool:
