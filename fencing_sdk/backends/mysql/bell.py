@@ -6,9 +6,12 @@ The bell of a client: a connection that sleeps in a statement until another clie
 2. Who has a message writes it into the table ``fencing_bell``, in the transaction that frees the lock. After the
    commit it looks for the sleeping statement, and interrupts it.
    A message for all has no client. It stays there for a minute at least, and each client notes which ones it has read.
-3. The client reads its messages, deletes them, and sleeps again. A message that was written between two sleeps ends
-   the next one at once. An interruption that comes late may hit another statement of the same connection; it is no
-   more than a ring there.
+3. The client reads its messages, deletes them, and sleeps again once a look has found none. An interruption that comes
+   late may hit another statement of the same connection; it is no more than a ring there.
+4. A message may be written between the look and the sleep. On MariaDB the sleep itself looks first. On MySQL it names
+   no table: FLUSH TABLES WITH READ LOCK would wait until the sleep has closed it, and every write of the server behind
+   that. So a client that rings on MySQL looks again if it has found no sleep. Look and sleep are not sent in one text:
+   a client whose text is interrupted between two statements may wait for an answer for ever.
 
 A client sees and interrupts the connections of its own user only, and none through a proxy that numbers connections
 by itself. Waiters that cannot be reached try once a second, and holders notice a revocation when they renew.
@@ -34,7 +37,9 @@ NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 """When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
 
 _SLEEP = 5
-"""Seconds of one sleep. While it lasts, the tables cannot be altered."""
+"""Seconds of one sleep."""
+_PAUSES = (0.0, 0.005, 0.03)
+"""Seconds before each look for a sleep, which may be about to begin."""
 _PATIENCE = 5.0
 """Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
@@ -119,21 +124,29 @@ class Bell:
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
     async def _pass_on(self, session: MysqlSession, *, again: bool) -> None:
+        with suppress(ServerError):
+            await session.ask(f"SET long_query_time = {10 * _SLEEP}")  # a sleep is no entry of the log of slow queries
         (earlier,) = await session.ask("SELECT id FROM fencing_bell WHERE client = ''")
         known = [number for (number,) in earlier]
         self._opened.set()
         if again:  # messages to all came in the meantime
             self._notify("")
+        read = list[str]()
         while self._listeners:
-            messages = await _unless_interrupted(session, f"SELECT id, client, message {self._news(known)} ORDER BY id")
+            look = f"SELECT id, client, message {self._news(known)} ORDER BY id"
+            messages = await _unless_interrupted(session, *read, look)
+            if messages is None:
+                continue
             for _, _, text in messages:
                 self._notify(text.decode())
             known += [number for number, client, _ in messages if not client]
-            if numbers := ", ".join(f"{number:d}" for number, client, _ in messages if client):
-                await _unless_interrupted(session, f"DELETE FROM fencing_bell WHERE id IN ({numbers})")  # noqa: S608
-            news = f"EXISTS(SELECT 1 {self._news(known)})"
-            sleep = f"SELECT SLEEP(IF({news}, 0, {_SLEEP})), @@GLOBAL.read_only /* fencing_sdk bell {self.client} */"
-            for _, read_only in await _unless_interrupted(session, sleep):
+            numbers = ", ".join(f"{number:d}" for number, client, _ in messages if client)
+            read = [f"DELETE FROM fencing_bell WHERE id IN ({numbers})"] if numbers else []  # noqa: S608
+            if messages:
+                continue
+            seconds = f"IF(EXISTS(SELECT 1 {self._news(known)}), 0, {_SLEEP})" if session.is_mariadb else f"{_SLEEP}"
+            sleep = f"SELECT SLEEP({seconds}), @@GLOBAL.read_only /* fencing_sdk bell {self.client} */"
+            for _, read_only in await _unless_interrupted(session, sleep) or ():
                 if read_only not in _OFF:
                     return  # others ring at the server that takes writes
 
@@ -171,18 +184,23 @@ def message(clients: Collection[str], text: str) -> str:
     return f"INSERT INTO fencing_bell (client, message, sent) VALUES {rows}"  # noqa: S608
 
 
-async def ring(session: MysqlSession, clients: Collection[str]) -> None:
-    """Interrupt the sleep of the *clients* for whom a message was written."""
-    for number, client in await _sleepers(session):
-        if client in clients:
-            await _interrupt(session, number)
+async def ring(session: MysqlSession, clients: Collection[str] | None = None) -> None:
+    """Interrupt the sleep of the *clients* for whom a message was written; None: of all."""
+    rung = set[str]()
+    for pause in _PAUSES[: 1 if session.is_mariadb else None]:
+        if clients is not None and rung.issuperset(clients):
+            return
+        await asyncio.sleep(pause)
+        for number, client in await _sleepers(session):
+            if client not in rung and (clients is None or client in clients):
+                rung.add(client)
+                await _interrupt(session, number)
 
 
 async def ring_all(session: MysqlSession, text: str) -> None:
-    """Write a message for all clients, and interrupt the sleep of each: one that is about to sleep finds it, too."""
+    """Write a message for all clients, and interrupt the sleep of each."""
     await session.ask(message([""], text))
-    for number, _ in await _sleepers(session):
-        await _interrupt(session, number)
+    await ring(session)
 
 
 async def end(session: MysqlSession, number: int, client: str) -> None:
@@ -216,11 +234,11 @@ async def _interrupt(session: MysqlSession, number: int) -> None:
             raise
 
 
-async def _unless_interrupted(session: MysqlSession, statement: str) -> Rows:
+async def _unless_interrupted(session: MysqlSession, *statements: str) -> Rows | None:
     try:
         async with asyncio.timeout(_SLEEP + _SILENCE):
-            return (await session.ask(statement))[0]
+            return (await session.ask(*statements))[-1]
     except ServerError as error:
         if code_of(error) not in _INTERRUPTED:
             raise
-        return ()
+        return None

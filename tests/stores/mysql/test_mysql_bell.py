@@ -118,19 +118,29 @@ def written(backend: MysqlBackend, text: str) -> str:
     return f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{client}', '{text}', 1)"
 
 
-async def test_a_message_that_comes_between_two_sleeps_is_heard(mysql_server, long_sleep, heard, monkeypatch):
+async def test_a_message_that_comes_just_before_a_sleep_is_heard(mysql_server, long_sleep, heard, monkeypatch):
     backend, messages = heard
-    ask, written_late = bell._unless_interrupted, []
+    monkeypatch.setattr(bell, "_PAUSES", (0.0, *[0.05] * 100))
+    ask, look, looked, rings = bell._unless_interrupted, bell._sleepers, asyncio.Event(), list[Any]()
 
-    async def write_before_the_sleep(session: Any, statement: str) -> Any:
-        if statement.startswith("SELECT SLEEP") and not written_late:
-            written_late.append(True)
+    async def looking(session: MysqlSession) -> Any:
+        found = await look(session)
+        looked.set()
+        return found
+
+    async def ring_before_the_sleep(session: Any, *statements: str) -> Any:
+        if statements[0].startswith("SELECT SLEEP") and not rings:
             await mysql_server.execute(written(backend, "late"))
-        return await ask(session, statement)
+            client = backend._mysql._bell.client
+            rings.append(asyncio.ensure_future(backend._mysql._connection.run(lambda one: bell.ring(one, [client]))))
+            await looked.wait()
+        return await ask(session, *statements)
 
-    monkeypatch.setattr(bell, "_unless_interrupted", write_before_the_sleep)
+    monkeypatch.setattr(bell, "_sleepers", looking)
+    monkeypatch.setattr(bell, "_unless_interrupted", ring_before_the_sleep)
     await kill(mysql_server, *await asleep(mysql_server), what="QUERY")
     await until(lambda: messages == ["late"])
+    await asyncio.gather(*rings)
 
 
 @pytest.mark.parametrize("statement", ["SELECT id, message", "DELETE FROM fencing_bell"])
@@ -144,8 +154,8 @@ async def test_an_interruption_that_comes_late_ends_nothing(statement, mysql_ser
     async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
         cursor = operator.cursor()
         await cursor.execute("START TRANSACTION")
-        locks = asyncio.create_task(cursor.execute(locking))  # a table is free as soon as the sleep ends
-        if statement.startswith("SELECT"):
+        locks = asyncio.create_task(cursor.execute(locking))  # MariaDB's is free as soon as the sleep ends
+        if statement.startswith("SELECT") and mysql_server.flavour == "mariadb":
             await running(mysql_server, locking)
         else:
             await locks
@@ -285,3 +295,33 @@ async def test_a_bell_leaves_a_server_that_became_read_only(start_mysql, monkeyp
         await eventually(left, what="the bell has left")
         server.ask("SET GLOBAL read_only = OFF")
         await waiter.abandon()
+
+
+async def test_no_backup_waits_for_a_sleep(mysql_server, long_sleep, heard):
+    """Every write of the server would stand behind it. On MariaDB, a sleep holds up changes of its own table alone."""
+    statements = ["FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES"]
+    statements += ["ALTER TABLE fencing_bell COMMENT = ''"] if mysql_server.flavour == "mysql" else []
+    async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
+        cursor = operator.cursor()
+        for statement in ("SET lock_wait_timeout = 4", *statements):
+            await cursor.execute(statement)
+    assert await asleep(mysql_server)
+
+
+async def test_a_sleep_is_no_slow_query(start_mysql, monkeypatch):
+    monkeypatch.setattr(bell, "_SLEEP", 0.2)
+    slept, ask = asyncio.Event(), bell._unless_interrupted
+
+    async def asking(session: Any, *statements: str) -> Any:
+        answer = await ask(session, *statements)
+        if statements[0].startswith("SELECT SLEEP"):
+            slept.set()
+        return answer
+
+    monkeypatch.setattr(bell, "_unless_interrupted", asking)
+    server = await asyncio.to_thread(start_mysql, slow_query_log=True, log_output="TABLE", long_query_time=0.1)
+    async with aclosing(from_url(server.url)) as backend:
+        await backend.open()
+        backend._mysql.open_box(lambda _: None)
+        await slept.wait()
+        assert await server.fetch("SELECT sql_text FROM mysql.slow_log WHERE sql_text LIKE 'SELECT SLEEP%'") == []
