@@ -180,3 +180,19 @@ def test_the_two_sides_of_http_meet_in_the_wire_and_the_problem_alone():
     shared = {"integrations._problem"}
     assert not {name for name in holders - shared if room(name) == "guards" or name.startswith("integrations.")}
     assert not resources & {"_lease", "_client", "integrations.clients"}
+
+
+def test_each_task_gets_a_name():
+    """So that a list of tasks shows whose they are: ``python -m asyncio ps``."""
+    makers = {"create_task", "ensure_future", "Task"}
+    nameless = [
+        f"{module}:{node.lineno}"
+        for module in modules()
+        if room(module) != "testing"  # its loop runs what it is given
+        for node in nodes(module)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in makers
+        and "name" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert nameless == []

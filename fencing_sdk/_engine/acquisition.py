@@ -33,6 +33,7 @@ from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Mode, mistake_in
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import label_of
+from fencing_sdk._values.tasks import waiting_for
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsLine, SupportsOpen
 from fencing_sdk.abc._powers import PostOutcome, SupportsFence
@@ -412,6 +413,8 @@ class Acquisition:
     def _join_line(self) -> None:
         if self._place is not None or not isinstance(self._backend, SupportsLine):
             return
+        if self._task is not None and self._task.get_name() == "fencing-thread":  # no task of the user's
+            self._task.set_name(waiting_for(self._terms.name))
         asks = bool(self._terms.fences) or self._terms.mode is not LOCK  # fences and shares are granted by a try
         self._news = self._store_calls.new_wakeup()
         self._place = self._backend.stand(self._claim, self._notified, hand_over=not asks)

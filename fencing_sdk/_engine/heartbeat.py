@@ -369,7 +369,7 @@ class Heartbeat:
         end = min([lease.deadline for lease in leases])
         quickest = min([lease.timing for lease in leases], key=attrgetter("heartbeat_interval"))
         limit = quickest.renewal_limit(end - now)
-        self._store_calls.start(self._renew(leases, [lease.claim for lease in leases], now, limit))
+        self._store_calls.start(self._renew(leases, [lease.claim for lease in leases], now, limit), "fencing-renew")
 
     async def _renew(self, leases: Sequence[LeaseState], claims: Sequence[Claim], sent_at: float, limit: float) -> None:
         error = ""

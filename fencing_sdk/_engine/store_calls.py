@@ -230,14 +230,14 @@ class StoreCalls:
         """Events of waiters, which the closing of the client sets."""
         self._tries = Turns(_MOST_TRIES)
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[Any, Any, T], name: str = "fencing-call") -> asyncio.Task[T]:
         """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
         context = Context()
         task: asyncio.Task[T]
         if sys.version_info >= (3, 12) and self._plain_tasks:  # up to its first suspension, without a turn of the loop
-            task = asyncio.Task(work, loop=self._loop, context=context, eager_start=True)
+            task = asyncio.Task(work, loop=self._loop, context=context, eager_start=True, name=name)
         else:
-            task = self._loop.create_task(work, context=context)
+            task = self._loop.create_task(work, context=context, name=name)
         if task.done():
             self._done(task)
         else:
@@ -275,7 +275,7 @@ class StoreCalls:
 
     def send(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:
         """Begin *call*; the task fails with `BackendUnavailableError` after *limit* seconds."""
-        return self.start(self._bounded(operation, call, limit))
+        return self.start(self._bounded(operation, call, limit), f"fencing-{operation}")
 
     async def _bounded(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
         with CallTimeout(self._timers, limit) as reached:
@@ -389,7 +389,7 @@ class StoreCalls:
 
         A release that was posted already is waited for first, as long as its answer can come in time.
         """
-        return self.start(self._release(claim, limit, flight))
+        return self.start(self._release(claim, limit, flight), "fencing-release")
 
     async def _release(self, claim: Claim, limit: float, flight: Flight | None = None) -> Returned:
         stop = self._clock.now() + claim.ttl
@@ -432,7 +432,7 @@ class StoreCalls:
         returned: asyncio.Task[Returned] | None = None,
     ) -> asyncio.Task[None]:
         """Give up an acquisition whose outcome is not known; *returned* is its first release, if that has begun."""
-        return self.start(self._undo(claim, calls, limit, returned))
+        return self.start(self._undo(claim, calls, limit, returned), "fencing-release")
 
     async def _undo(
         self,

@@ -272,7 +272,8 @@ class NodeRace(Generic[T]):
                 return
             for endpoint in self._order:
                 if list(self._under_way.values()).count(endpoint) < _AT_ONE_NODE:
-                    task = asyncio.get_running_loop().create_task(self._ask(endpoint), context=Context())
+                    asking, loop = self._ask(endpoint), asyncio.get_running_loop()
+                    task = loop.create_task(asking, context=Context(), name="fencing-http")
                     self._under_way[task] = endpoint
                     yield patience * min(number, _AT_ONE_NODE)
 

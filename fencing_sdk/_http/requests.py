@@ -239,4 +239,4 @@ class _LoopSession:
         elif owner.is_current or owner.loop.is_closed():
             await self.session.close()
         else:
-            owner.loop.call_soon_threadsafe(lambda: owner.loop.create_task(self.session.close()))
+            owner.loop.call_soon_threadsafe(lambda: owner.loop.create_task(self.session.close(), name="fencing-close"))

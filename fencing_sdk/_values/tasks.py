@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from fencing_sdk._values.loop_owner import no_task, running_loop
+from fencing_sdk.errors import shown
 
 S = TypeVar("S", bound="SteadyScope")
 
@@ -118,6 +119,11 @@ async def cancel_and_wait(task: asyncio.Task[Any], *, limit: float | None = None
         retrieve(task)
 
 
+def waiting_for(name: str) -> str:
+    """Return how a task is called that waits for the lock *name*, in ``python -m asyncio ps``."""
+    return f"fencing-wait {shown(name)}"
+
+
 Turn = asyncio.Future[None]
 """Done when the turn has come."""
 
@@ -207,7 +213,9 @@ class SharedCall(Generic[T]):
         self.started = started
         self._callers = 0
         self._given_up = False
-        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(call(), context=Context())
+        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(
+            call(), context=Context(), name="fencing-store"
+        )
         self.task.add_done_callback(retrieve, context=Context())
 
     def can_join(self, since: float) -> bool:

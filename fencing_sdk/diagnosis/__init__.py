@@ -183,7 +183,7 @@ async def _watching_pauses(measured: _Measured) -> AsyncIterator[None]:
             await asyncio.sleep(_LOOP_STEP)
             measured.pause = max(measured.pause, _CLOCK.now() - before - _LOOP_STEP)
 
-    task = asyncio.create_task(watch())
+    task = asyncio.create_task(watch(), name="fencing-doctor")
     try:
         yield
     finally:

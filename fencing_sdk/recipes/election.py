@@ -499,7 +499,7 @@ class TermBlock(TermLife[Lease]):
     def _give_up(self, when: str) -> None:
         if self.abandon(when):
             self._timer.cancel()
-            self._releasing = self._loop.create_task(self.lease.release(), context=Context())
+            self._releasing = self._loop.create_task(self.lease.release(), context=Context(), name="fencing-release")
 
     def _stop_in_time(self) -> None:
         """End the body ``finish_within`` seconds after the beginning of a drain."""

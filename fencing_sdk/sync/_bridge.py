@@ -134,9 +134,9 @@ class ThreadCall(Generic[T]):
         run_for(self._thread)
         loop, coroutine = asyncio.get_running_loop(), self._run()
         if sys.version_info >= (3, 12):
-            self._task = asyncio.Task(coroutine, loop=loop, eager_start=True)
+            self._task = asyncio.Task(coroutine, loop=loop, eager_start=True, name="fencing-thread")
         else:
-            self._task = loop.create_task(coroutine)
+            self._task = loop.create_task(coroutine, name="fencing-thread")
 
     async def _run(self) -> None:
         try:
@@ -190,7 +190,7 @@ class ThreadCall(Generic[T]):
         undone = threading.Event()
 
         def begin() -> None:
-            self._undoing = loop.create_task(self._take_back(undone))
+            self._undoing = loop.create_task(self._take_back(undone), name="fencing-undo")
 
         with contextlib.suppress(RuntimeError):  # the loop is closed, and has released all
             loop.call_soon_threadsafe(begin)
@@ -304,7 +304,7 @@ class LoopThread:
         """
 
         def begin() -> None:
-            task = asyncio.get_running_loop().create_task(function())
+            task = asyncio.get_running_loop().create_task(function(), name="fencing-on-lost")
             self._watching.add(task)
             task.add_done_callback(self._watching.discard)
 
@@ -456,6 +456,8 @@ class LoopThread:
             _running.discard(self)
 
     async def _main(self, opening: Opening) -> None:
+        if (task := asyncio.current_task()) is not None:
+            task.set_name("fencing-client")
         await self._client.aclose()  # in a forked child: what the parent has opened is left to the parent
         await enter(self._client, lazily=threading.main_thread().is_alive())  # else the opening fails at once, or never
         async with contextlib.aclosing(self._client):

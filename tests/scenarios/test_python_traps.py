@@ -779,3 +779,21 @@ async def test_what_is_held_is_given_back_without_a_task(locks):
         handle = await locks.lock("b").acquire()
         await drive(locks.aclose())
         assert handle.lost_reason is LossReason.CLOSED
+
+
+# Names of tasks, as ``python -m asyncio ps`` shows them
+
+
+async def test_the_names_of_tasks_show_whose_they_are_and_what_they_wait_for(locks):
+    lock = locks.lock("a\u202eb")  # a name is untrusted: this one turns the rest of a line around
+    others = asyncio.all_tasks()
+    async with locks, lock:
+        waiter = asyncio.create_task(locks.lock("a\u202eb").acquire())
+        while not await locks.waiters("a\u202eb"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        names = {task.get_name() for task in asyncio.all_tasks() - others - {waiter}}
+        waiter.cancel()
+        await asyncio.wait([waiter])
+    assert "fencing-heartbeat" in names
+    assert [name for name in names if not name.startswith("fencing-") or not name.isprintable()] == []
+    assert ("fencing-wait 'a\\u202eb'" in names) == ("Sqlite" in repr(locks))

@@ -107,6 +107,18 @@ def test_a_thread_whose_event_loop_stands_still_while_it_waits_is_named_after_on
     assert message.startswith("thread 'MainThread' has waited 0.2 s for lock 'a' and runs an event loop, which stands")
 
 
+def test_the_task_of_a_thread_that_waits_is_called_after_its_lock(locks):
+    async def names():
+        return {task.get_name() for task in asyncio.all_tasks()}
+
+    with ThreadPoolExecutor(1) as pool:
+        with locks.lock("a"):
+            waiter = pool.submit(locks.lock("a").acquire)
+            wait_until(lambda: locks.waiters("a"))
+            assert locks.run(names) == {"fencing-client", "fencing-heartbeat", "fencing-thread", "fencing-wait 'a'"}
+        waiter.result().release()
+
+
 def test_a_block_that_another_thread_leaves_is_an_error_and_frees_the_lock(locks):
     lock = locks.lock("a")
     lock.__enter__()

@@ -32,10 +32,10 @@ class BackgroundTask:
         """True if the task is under way in the running loop."""
         return self._of_this_loop(self._task) and not self._task.done()
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str = "fencing-store") -> None:
         """Begin *work*, unless the task is running."""
         if not self.running:
-            self._task = asyncio.get_running_loop().create_task(work(), context=Context())
+            self._task = asyncio.get_running_loop().create_task(work(), context=Context(), name=name)
 
     async def aclose(self, *, limit: float | None = None) -> None:
         """Cancel the task and wait for its end, at most *limit* seconds."""
@@ -56,7 +56,7 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None], name: str = "fencing-store") -> asyncio.Task[None]:
         """
         Begin *work* in the running loop.
 
@@ -64,7 +64,7 @@ class BackgroundTasks:
             RuntimeError: no loop runs, or the loop is closed: the caller is a task that is garbage-collected.
         """
         try:
-            task = asyncio.get_running_loop().create_task(work, context=Context())
+            task = asyncio.get_running_loop().create_task(work, context=Context(), name=name)
         except RuntimeError:
             work.close()
             raise
@@ -112,7 +112,7 @@ async def first_success(
     try:
         while left or pending:
             while left and len(pending) < at_once:
-                begun.append(asyncio.ensure_future(left.pop(0)()))
+                begun.append(asyncio.create_task(left.pop(0)(), name="fencing-store"))
                 pending.add(begun[-1])
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

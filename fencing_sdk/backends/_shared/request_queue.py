@@ -189,7 +189,8 @@ class _RequestQueue(Generic[S]):
         (self._urgent if urgent else self._others).append(request)
         if not self._running:
             self._running = True
-            self._runner = self.owner.loop.create_task(self._run_requests(), context=Context())
+            loop = self.owner.loop
+            self._runner = loop.create_task(self._run_requests(), context=Context(), name="fencing-store")
         return request
 
     async def _run_requests(self) -> None:
@@ -233,7 +234,8 @@ class _RequestQueue(Generic[S]):
 
     async def _dial(self) -> S:
         self._check_open()
-        dialing = self._dialing = self.owner.loop.create_task(self._dial_session(), context=Context())
+        loop = self.owner.loop
+        dialing = self._dialing = loop.create_task(self._dial_session(), context=Context(), name="fencing-store")
         self._since = _CLOCK.now()
         try:
             await asyncio.wait((dialing,))

@@ -380,7 +380,8 @@ class RowWaiters:
 
     def _give_signs(self) -> None:
         self._timer = None
-        self._attending = asyncio.Task(self._attend(), loop=self._owner.loop, context=Context())
+        loop = self._owner.loop
+        self._attending = asyncio.Task(self._attend(), loop=loop, context=Context(), name="fencing-store")
         self._attending.add_done_callback(self._attended)
 
     async def _attend(self) -> Sequence[Claim]:

@@ -22,7 +22,7 @@ from fencing_sdk._values.claim import Busy, Claim, Grant
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import Turns
+from fencing_sdk._values.tasks import Turns, waiting_for
 from fencing_sdk._values.timing import RELEASE_LIMIT
 from fencing_sdk.abc import PlaceInLine, WaiterNotice
 from fencing_sdk.backends._shared.background_task import BackgroundTasks
@@ -207,7 +207,7 @@ class KeptPlace(PlaceInLine):
         self._joined = False
         self._queued = False  # whether this client has to let other waiters join first
         self._left = False
-        self._task = tasks.start(self._keep())
+        self._task = tasks.start(self._keep(), waiting_for(claim.name))
 
     def retry_after(self, advice: float) -> float | None:
         """See `fencing_sdk.abc.PlaceInLine.retry_after`."""

@@ -62,7 +62,7 @@ from fencing_sdk._etcd import (
 from fencing_sdk._http.requests import UnreadableAnswerError
 from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.tasks import move_on_after, retrieve
+from fencing_sdk._values.tasks import move_on_after, retrieve, waiting_for
 from fencing_sdk._values.url import option_names
 from fencing_sdk.abc import LossNotice, WaiterNotice
 from fencing_sdk.backends import take_options
@@ -463,7 +463,8 @@ class EtcdBackend(Uncopied):
 
     @asynccontextmanager
     async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        joining = asyncio.get_running_loop().create_task(self._join(claim), context=Context())
+        loop, name = asyncio.get_running_loop(), waiting_for(claim.name)
+        joining = loop.create_task(self._join(claim), context=Context(), name=name)
         joining.add_done_callback(retrieve, context=Context())
         try:
             await asyncio.wait((joining,))

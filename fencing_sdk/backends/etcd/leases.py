@@ -471,7 +471,8 @@ class EtcdRenewals:
     async def _renew_held(self, lease: SharedLease, held: dict[bytes, HeldKey]) -> None:
         """Renew the keys of one lease: one keep-alive for all, and one comparison for each batch."""
         longest = max(each.ttl for each in held.values())
-        comparisons = [asyncio.ensure_future(self._compare(batch)) for batch in _batches(list(held.values()))]
+        batches = _batches(list(held.values()))
+        comparisons = [asyncio.create_task(self._compare(batch), name="fencing-store") for batch in batches]
         try:
             if await self._leases.keep("renew", lease, longest, self._started):
                 await self._gather([self._settle(comparison) for comparison in comparisons])

@@ -39,7 +39,7 @@ from fencing_sdk._etcd import WATCH, Gateway, Json, StreamRequests, encoded, rea
 from fencing_sdk._values.claim import READER, Claim
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk._values.tasks import SharedCall, Turns, cancel_and_wait, move_on_after
+from fencing_sdk._values.tasks import SharedCall, Turns, cancel_and_wait, move_on_after, waiting_for
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
 from fencing_sdk.backends._shared.losses import LossNotices, reason_for
@@ -115,7 +115,7 @@ class EtcdWaiters:
         """Enter the waiter whose key was created at this revision, and start its task."""
         waiter = self._waiters.add(EtcdWaiter(claim, created))
         self._in_line[claim.name] += 1
-        waiter.watch.start(lambda: self._watch_line(waiter))
+        waiter.watch.start(lambda: self._watch_line(waiter), waiting_for(claim.name))
         return waiter
 
     async def remove(self, waiter: EtcdWaiter) -> None:
@@ -319,7 +319,8 @@ class EtcdLossWatcher(LossNotices):
         requests.send(first)
         with move_on_after(_SILENCE) as listening:
             async with self._gateway.stream("watch", WATCH, requests) as answers:
-                sending = asyncio.get_running_loop().create_task(self._send_changes(requests), context=Context())
+                loop, changes = asyncio.get_running_loop(), self._send_changes(requests)
+                sending = loop.create_task(changes, context=Context(), name="fencing-store")
                 try:
                     async for fields in answers:
                         listening.deadline = anyio.current_time() + _SILENCE

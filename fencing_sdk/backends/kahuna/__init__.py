@@ -308,7 +308,7 @@ async def renew_each(
                 errors.append(error)
 
     loop = asyncio.get_running_loop()
-    workers = [loop.create_task(work(waiting)) for _ in range(min(width, len(distinct)))]
+    workers = [loop.create_task(work(waiting), name="fencing-store") for _ in range(min(width, len(distinct)))]
     try:
         await asyncio.wait(workers, timeout=_WAIT_PART * min(claim.ttl for claim in distinct))
         if not outcomes:  # there is no outcome to deliver in time

@@ -102,7 +102,7 @@ class MysqlSession:
         Raises:
             Exception: the driver's error. A statement after the one that failed did not run.
         """
-        self._reading = reading = asyncio.ensure_future(self._read(statements))
+        self._reading = reading = asyncio.create_task(self._read(statements), name="fencing-store")
         try:
             await asyncio.wait((reading,))
         finally:
@@ -200,7 +200,7 @@ class MysqlDialer:
             if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not session:
                 attempt.result().drop()
 
-        attempts = [asyncio.ensure_future(self._open_writable(host)) for host in self.hosts]
+        attempts = [asyncio.create_task(self._open_writable(host), name="fencing-store") for host in self.hosts]
         session: MysqlSession | None = None
         try:
             session = await self._first_in_order(attempts)

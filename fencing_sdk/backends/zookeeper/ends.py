@@ -364,7 +364,7 @@ async def _side_by_side(
 ) -> list[Exception]:
     """Do all, for *patience* seconds and until there is *enough*; cancel the rest. Return errors."""
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(work) for work in works]
+    tasks = [loop.create_task(work, name="fencing-store") for work in works]
     if not tasks:
         return []
     try:

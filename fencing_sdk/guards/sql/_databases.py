@@ -170,7 +170,7 @@ class MysqlDatabase:
             if not task.cancelled() and task.exception() is None:
                 task.result().close()
 
-        task = asyncio.ensure_future(self._driver.connect(url, patience=_CONNECT_PATIENCE))
+        task = asyncio.create_task(self._driver.connect(url, patience=_CONNECT_PATIENCE), name="fencing-guard")
         try:
             await asyncio.wait([task], timeout=_CONNECT_PATIENCE)
             if task.done():
@@ -226,7 +226,7 @@ class EngineDatabase:
         cancelling the statement at the server, which would go on waiting in a transaction that no client ends. So the
         task is cancelled once, and waited for.
         """
-        task = asyncio.ensure_future(self._run(work))
+        task = asyncio.create_task(self._run(work), name="fencing-guard")
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -102,7 +102,8 @@ class RedisNode:
             self.connection = self._opening = None
             self._owner = LoopOwner()
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open(), context=Context())
+            loop = asyncio.get_running_loop()
+            self._opening = loop.create_task(self._open(), context=Context(), name="fencing-store")
             self._opening.add_done_callback(self._opened)
             self._opening_since = _CLOCK.now()
         opening, before = self._opening, cancellations()

@@ -253,7 +253,7 @@ class ClusterRouter:
             except Exception as error:  # noqa: BLE001  (the calls for other slots go on)
                 outcomes[number] = error
         work = {
-            asyncio.ensure_future(self._run_on(node, [calls[n] for n in numbers])): numbers
+            asyncio.create_task(self._run_on(node, [calls[n] for n in numbers]), name="fencing-store"): numbers
             for node, numbers in by_node.items()
         }
         try:
@@ -344,7 +344,7 @@ class ClusterRouter:
     def _refresh_soon(self) -> asyncio.Task[None]:
         loop, task = asyncio.get_running_loop(), self._refreshing
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._refreshing = loop.create_task(self._read_map(), context=Context())
+            task = self._refreshing = loop.create_task(self._read_map(), context=Context(), name="fencing-store")
             task.add_done_callback(retrieve)
         return task
 
