@@ -417,6 +417,11 @@ class ElectionTerm(Uncopied):
         """The lease of the term."""
         return self._block.lease
 
+    @property
+    def over(self) -> bool:
+        """True if the body is to end: the lead was lost, the election resigned, or the client drains."""
+        return self._block.over
+
     async def __aenter__(self) -> Lease:
         self._block.enter()
         return self.lease

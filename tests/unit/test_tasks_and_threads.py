@@ -633,8 +633,9 @@ async def test_a_leader_that_resigns_is_followed_by_another(locks):
                 led.append((name, lease.token))
                 if name == "one":
                     await comes(lambda: locks.waiters("a"))
-                    assert lease.held
+                    assert (lease.held, term.over) == (True, False)
                     election.resign()
+                    assert term.over
                     assert election.leading, "the lock is released when the body has ended"
                     assert election.standing is ElectionStanding.ENDING
             return
@@ -656,6 +657,7 @@ async def test_a_drain_ends_the_loop_of_a_leader_and_of_a_candidate_in_order(loc
             async with term:
                 ended.append("leads")
                 await comes(partial(drains, locks))
+                assert term.over
         ended.append(name)
 
     async def leads():
@@ -848,13 +850,13 @@ FRONTS = [
     Fronts(fencing_sdk.Lock),
     Fronts(fencing_sdk.recipes.Semaphore),
     Fronts(fencing_sdk.recipes.ReadWriteLock),
-    # Tasks are cancelled by a loss, and by the end of a term. Threads ask, or are called.
+    # Tasks are cancelled by a loss. Threads ask, or are called.
     Fronts(fencing_sdk.Lease, only_threads={"on_lost"}),
     Fronts(fencing_sdk.recipes.PermitLease, only_threads={"on_lost"}),
     Fronts(fencing_sdk.recipes.MultiLock),
     Fronts(fencing_sdk.recipes.HeldLocks),
     Fronts(fencing_sdk.recipes.Election),
-    Fronts(fencing_sdk.recipes.ElectionTerm, only_threads={"over"}),
+    Fronts(fencing_sdk.recipes.ElectionTerm),
 ]
 WAITS_OF_THREADS = {"cancel", "interrupt", "timeout"}
 """Arguments of threads alone: a task is cancelled from outside."""
