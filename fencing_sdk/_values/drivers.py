@@ -119,6 +119,9 @@ def check_daemon_threads(user: str) -> None:
         raise UnsupportedError(msg)
 
 
+IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = '3s'"
+"""For a transaction of this package in PostgreSQL. Else a client that froze there would keep its rows locked."""
+
 DIFFERS = (AttributeError, TypeError)
 """Errors by which a private part of a driver shows that it is gone, or takes other arguments."""
 

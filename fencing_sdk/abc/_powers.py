@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto, unique
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
+from fencing_sdk._values.token import Token
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.errors import BackendError
 
@@ -95,6 +96,16 @@ class SupportsPosts(Protocol):
         ...
 
 
+class Raising(NamedTuple):
+    """A statement that raises a fence, as ``fencing_acquire_fenced`` of PostgreSQL's schema runs it."""
+
+    statement: str
+    needs: str
+    """What the statement needs, for an error: the table and the permissions."""
+    report: Callable[[str, Token, int | None], None]
+    """Reports what became of a resource and its token. Raises the StaleTokenError, if a fence refuses the token."""
+
+
 @runtime_checkable
 class TransactionalGuard(Guard, Protocol):
     """A guard whose fences are rows of a database, so that a transaction there can raise one along with more."""
@@ -114,6 +125,10 @@ class TransactionalGuard(Guard, Protocol):
         Raises:
             StaleTokenError: as `Guard.raise_to`. The transaction has to be rolled back.
         """
+        ...
+
+    async def raising(self, connection: Any) -> Raising:
+        """Return the statement that raises a fence on a *connection* to PostgreSQL, once the table is there."""
         ...
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import state
+from patience import until
+from worker_processes import worker_processes
 
 from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, StaleTokenError, Token, connect
 from fencing_sdk.abc import Busy, Claim, Grant
@@ -19,6 +24,7 @@ from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.guards.sql import SqlGuard
 
 SEAT = "seats/42"
+FROZEN = Path(__file__).with_name("fence_frozen.py")
 
 
 class FencesSuite:
@@ -171,6 +177,42 @@ class FencesSuite:
                 answer = await backend.acquire_fenced(claim, [(guard, "after")])
         assert isinstance(answer, Grant)
         assert await guard.highest("after") == answer.token
+
+    @pytest.mark.slow
+    async def test_a_raise_that_was_given_up_stops_waiting_at_the_server(self, guard, bench):
+        await guard.raise_to(SEAT, 1)
+        async with self.writing(bench, guard, 1):
+            waiting = asyncio.create_task(guard.raise_to(SEAT, 2))
+            while not await self.waits_for_a_row(bench):
+                pass
+            waiting.cancel()
+            async with asyncio.timeout(20):  # the writer holds the fence all the time
+                while await self.waits_for_a_row(bench):
+                    pass
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("action", ["fences", "raise_to"])
+    async def test_a_client_that_freezes_before_any_of_its_messages_holds_nobody_up(self, action, guard, bench):
+        """The next taker holds while the first one is still frozen."""
+        async with worker_processes() as start, connect(bench.url) as locks:
+            for number in itertools.count(1):
+                worker = await start(FROZEN, bench.url, action, number)
+                await worker.says("ready")
+                await worker.go_on()
+                await until(lambda at=worker.process.pid: state(at) in {"T", "Z", ""})
+                if state(worker.process.pid) != "T":
+                    break
+                if action == "raise_to":
+                    await guard.raise_to(SEAT, number + 1)
+                else:
+                    await self.end_grant(bench)
+                    for fences in [], [guard]:
+                        async with locks.lock(SEAT, fences=fences, wait=10):
+                            pass
+                assert state(worker.process.pid) == "T"
+                await worker.kill()
+            await worker.says("done")
+        assert number > 1
 
     async def test_permits_and_readers_raise_their_fences_after_the_grant(self, backend, guard):
         """The number of a permit is known only then, and the statement that grants with the fence knows locks alone."""

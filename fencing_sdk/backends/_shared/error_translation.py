@@ -13,7 +13,8 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self, cast
 
 from fencing_sdk._values.claim import Claim
@@ -23,10 +24,13 @@ from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.errors import BackendError, BackendRefusedError, FencingError, shown
 
 __all__ = [
+    "FENCE_PATIENCE",
     "ErrorTranslation",
     "Fences",
     "NoConnectionError",
     "Verdict",
+    "blaming_the_guard",
+    "fence_refused",
     "no_connection_to",
     "one_line",
     "raise_fences",
@@ -126,7 +130,7 @@ class ErrorTranslation:
 
 Fences = Sequence[tuple[Guard, str]]
 """Each guard, and the resource whose fence it raises."""
-_FENCE_PATIENCE = 1.0
+FENCE_PATIENCE = 1.0
 """Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
 _NOTE = "fencing_sdk: "
 """How a guard's own note on a driver's error begins. The message of the server is never repeated."""
@@ -154,14 +158,34 @@ async def raise_fences(
         Exception: any other error of the driver or the guard.
     """
     for guard, resource in fences:
-        try:
+        with blaming_the_guard(resource, backend=backend, code_of=code_of, missing=missing):
             raised = Token(token, claim.holder)
-            await cast("TransactionalGuard", guard).raise_in(transaction, resource, raised, wait=_FENCE_PATIENCE)
-        except Exception as error:
-            code = code_of(error)
-            if code not in missing:
-                raise
-            notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
-            why = "; ".join(notes) or "its table, its schema or a permission is missing"
-            detail = f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
-            raise BackendRefusedError(backend, "acquire", detail) from error
+            await cast("TransactionalGuard", guard).raise_in(transaction, resource, raised, wait=FENCE_PATIENCE)
+
+
+@contextmanager
+def blaming_the_guard(
+    resource: str, *, backend: str, code_of: Callable[[Exception], object], missing: Collection[object]
+) -> Iterator[None]:
+    """
+    Refuse an error with a *missing* code, as `raise_fences` does.
+
+    Raises:
+        BackendRefusedError: a guard lacks its table, its schema or a permission.
+    """
+    try:
+        yield
+    except Exception as error:
+        code = code_of(error)
+        if code not in missing:
+            raise
+        notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+        why = "; ".join(notes) or "its table, its schema or a permission is missing"
+        raise fence_refused(backend, resource, why, code) from error
+
+
+def fence_refused(backend: str, resource: str, why: str, code: object) -> BackendRefusedError:
+    """Make the error for a guard that lacks something, which *why* names."""
+    return BackendRefusedError(
+        backend, "acquire", f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
+    )

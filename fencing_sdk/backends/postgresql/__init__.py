@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 from fencing_sdk._values.claim import READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
 from fencing_sdk._values.clock import JITTER, BootClock
 from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.token import Token
 from fencing_sdk._values.url import (
     LIBPQ_OPTIONS,
     option_names,
@@ -39,16 +40,17 @@ from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.error_translation import Fences, raise_fences
+from fencing_sdk.backends._shared.error_translation import Fences, blaming_the_guard, fence_refused
 from fencing_sdk.backends._shared.losses import why_not, with_reasons
 from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
 from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
-from fencing_sdk.backends.postgresql.driver import DriverConnection, DriverRow, code_of
+from fencing_sdk.backends.postgresql.driver import DriverRow, PostgresqlSession, ServerError, code_of
 from fencing_sdk.backends.postgresql.errors import BACKEND, translating
 from fencing_sdk.backends.postgresql.requests import (
     ROW_PATIENCE_MS,
     Arguments,
     PostgresqlRequests,
+    read_fence,
     read_flag,
     read_holders,
     read_line,
@@ -84,6 +86,8 @@ _RETENTION = 7 * 86400.0
 _CLOCK = BootClock()
 _MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
 """A schema, table or column that is missing, has another type, or is not permitted."""
+_NOT_RAISED, _HIGHER = "FS003", "FS004"
+"""What ``fencing_acquire_fenced`` raises."""
 _BATCH = 1000
 """Leases that one statement renews."""
 
@@ -167,23 +171,41 @@ class PostgresqlBackend(Uncopied):
         """
         See ``abc._powers.SupportsFence.acquire_fenced``.
 
-        One transaction acquires and raises, so the server does both or neither. It runs on another connection than the
-        renewals: a transaction that writes under a fence locks it until it ends, and only acquisitions with fences may
-        have to wait for that.
+        One statement acquires and raises, so the server does both or neither, and a client that freezes locks no row.
+        It runs on another connection than the renewals: a transaction that writes under a fence locks it until it ends,
+        and only acquisitions with fences may have to wait for that.
         """
 
-        async def ask(statement: str, arguments: Arguments) -> DriverRow | None:
-            async def acquire_and_raise(connection: DriverConnection) -> DriverRow | None:
-                row = await connection.fetchrow(statement, *arguments)
-                if row is not None and row[0] is not None:
-                    await raise_fences(
-                        connection, claim, fences, row[0], backend=BACKEND, code_of=code_of, missing=_MISSING
-                    )
-                return row
-
-            return await self._fenced_connection.run(lambda session: session.transact(acquire_and_raise))
+        async def ask(_: str, arguments: Arguments) -> DriverRow | None:
+            return await self._fenced_connection.run(
+                lambda session: self._ask_fenced(session, claim, arguments, fences)
+            )
 
         return await self._acquire(claim, ask)
+
+    async def _ask_fenced(
+        self, session: PostgresqlSession, claim: Claim, arguments: Arguments, fences: Fences
+    ) -> DriverRow | None:
+        raisings = []
+        for guard, resource in fences:
+            with blaming_the_guard(resource, backend=BACKEND, code_of=code_of, missing=_MISSING):
+                raisings.append(await cast("TransactionalGuard", guard).raising(session.for_guards()))
+        asked = self._requests.fenced_arguments(claim, arguments, fences, raisings)
+        try:
+            row = await session.ask(self._requests.acquire_fenced, asked)
+        except ServerError as error:
+            if code_of(error) not in {_NOT_RAISED, _HIGHER}:
+                raise
+            number, why = read_fence(error)
+            resource, raising = fences[number][1], raisings[number]
+            if code_of(error) == _HIGHER:
+                raising.report(resource, Token(why[0], claim.holder), why[1])
+            session.drop()  # the guard looks for its table once for each connection
+            raise fence_refused(BACKEND, resource, raising.needs, why[0]) from error
+        if row is not None and row[0] is not None:
+            for (_, resource), raising in zip(fences, raisings, strict=True):
+                raising.report(resource, Token(row[0], claim.holder), None)
+        return row
 
     async def _acquire(
         self, claim: Claim, ask: Callable[[str, Arguments], Awaitable[DriverRow | None]]

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
-from fencing_sdk._values.drivers import imported_from
+from fencing_sdk._values.drivers import IDLE_LIMIT, imported_from
 
 with imported_from("postgresql", "asyncpg"):
     import asyncpg
@@ -99,12 +99,16 @@ class PostgresqlSession:
 
     async def transact(self, work: Callable[[DriverConnection], Awaitable[T]]) -> T:
         """
-        Run *work* in its own transaction, which is committed unless *work* raises.
+        Run *work*, which is one statement, in a transaction that is committed unless *work* raises.
+
+        The server ends it if this process freezes before the commit. Where a transaction has locked rows, a process
+        that freezes between the parsing and the execution of a next statement would keep them locked: PostgreSQL does
+        not count that as idle.
 
         Raises:
             Exception: the error of the driver or of *work*.
         """
-        await self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        await self._connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
         try:
             result = await work(self._connection)
         except BaseException:
@@ -113,6 +117,10 @@ class PostgresqlSession:
             raise
         await self._connection.execute("COMMIT")
         return result
+
+    def for_guards(self) -> DriverConnection:
+        """The driver's connection, on which a guard looks for its table."""
+        return self._connection
 
     async def talks_to_server(self) -> bool:
         """

@@ -26,6 +26,8 @@ from fencing_sdk._values.claim import (
     mode_named,
 )
 from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk.abc._powers import Raising
+from fencing_sdk.backends._shared.error_translation import FENCE_PATIENCE, Fences
 from fencing_sdk.backends._shared.rules import age_of, handed_over
 from fencing_sdk.backends.postgresql.driver import DriverRow
 from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError
@@ -52,6 +54,8 @@ class PostgresqlRequests:
         self.hybrid = hybrid
         self.acquire = f"SELECT * FROM {functions}.fencing_acquire($1, $2, $3, $4, $5, $6)"  # noqa: S608
         self.decide = f"SELECT * FROM {functions}.fencing_decide($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+        parameters = ", ".join(f"${number}" for number in range(1, 13))
+        self.acquire_fenced = f"SELECT * FROM {functions}.fencing_acquire_fenced({parameters})"  # noqa: S608
         self.acquire_readers = f"SELECT * FROM {functions}.fencing_readers($1, $2, $3, $4, $5)"  # noqa: S608
         self.renew = f"SELECT {functions}.fencing_renew($1, $2, $3, $4)"
         self.release = f"SELECT {functions}.fencing_release($1, $2)"
@@ -81,6 +85,15 @@ class PostgresqlRequests:
         if channel is None and not claim.mode.shared:
             return self.acquire, asked
         return self.decide, (*asked, permits, channel, ticket)
+
+    @staticmethod
+    def fenced_arguments(claim: Claim, asked: Arguments, fences: Fences, raisings: Sequence[Raising]) -> Arguments:
+        """Return the arguments of `acquire_fenced`, from those of `acquisition`."""
+        statements = [raising.statement for raising in raisings]
+        resources = [resource for _, resource in fences]
+        channel, ticket = asked[7:] or (None, None)
+        patience = f"{FENCE_PATIENCE * 1000:.0f}ms"
+        return (*asked[:6], channel, ticket, claim.holder, resources, statements, patience)
 
     def transfer_arguments(self, of: Claim, to: Claim) -> Arguments:
         """
@@ -149,6 +162,12 @@ def read_outcome(row: DriverRow | None, poll: float | None) -> Grant | Busy:
     if permit is None or (isinstance(permit, int) and not isinstance(permit, bool) and permit >= 0):
         return Grant(_token(token), permit=permit)
     raise UnreadableRowError
+
+
+def read_fence(error: Exception) -> tuple[int, list[Any]]:
+    """Read which fence could not be raised, and why: a SQLSTATE, or the token that was granted and the fence."""
+    number, *why = json.loads(str(getattr(error, "detail", "")))
+    return number, why
 
 
 def read_transfer(row: DriverRow | None, of: Claim) -> Grant | Renewal:

@@ -352,6 +352,46 @@ BEGIN
     ) d;
 END $fencing$;
 
+-- As fencing_decide, or fencing_acquire without a channel; a grant also raises fences. All of it is one statement, so
+-- that a client which freezes keeps nothing locked. p_raise has the statement of each fence's guard. Its parameters are
+-- the resource, the token, the holder and the lock_timeout, and it returns the token and the holder of the fence then.
+-- FS003: a fence cannot be raised; FS004: it is higher. The detail is JSON: which fence of them, and why.
+CREATE OR REPLACE FUNCTION :"schema".fencing_acquire_fenced(
+    p_name text, p_owner text, p_micros bigint, p_label text, p_hybrid boolean, p_mode text, p_channel text,
+    p_word text, p_holder text, p_resources text[], p_raise text[], p_patience text,
+    OUT granted bigint, OUT seconds_left double precision, OUT permit integer
+)
+LANGUAGE plpgsql AS $fencing$
+DECLARE
+    v_token bigint;
+    v_holder text;
+BEGIN
+    IF p_channel IS NULL THEN
+        SELECT d.granted, d.seconds_left INTO granted, seconds_left
+          FROM :"schema".fencing_acquire(p_name, p_owner, p_micros, p_label, p_hybrid, p_mode) d;
+    ELSE
+        SELECT d.granted, d.seconds_left INTO granted, seconds_left FROM :"schema".fencing_decide(
+            p_name, p_owner, p_micros, p_label, p_hybrid, p_mode, NULL, p_channel, p_word
+        ) d;
+    END IF;
+    IF granted IS NULL THEN RETURN; END IF;
+    FOR i IN 1 .. pg_catalog.cardinality(p_raise) LOOP
+        BEGIN
+            EXECUTE p_raise[i] INTO STRICT v_token, v_holder USING p_resources[i], granted, p_holder, p_patience;
+        EXCEPTION WHEN undefined_table OR invalid_schema_name OR insufficient_privilege OR undefined_column
+            OR datatype_mismatch THEN
+            RAISE EXCEPTION 'a fence cannot be raised'
+                USING ERRCODE = 'FS003',
+                      DETAIL = pg_catalog.json_build_array(i OPERATOR(pg_catalog.-) 1, SQLSTATE);
+        END;
+        IF v_token OPERATOR(pg_catalog.>) granted OR v_holder OPERATOR(pg_catalog.<>) p_holder THEN
+            RAISE EXCEPTION 'a fence is higher' USING ERRCODE = 'FS004', DETAIL = pg_catalog.json_build_array(
+                i OPERATOR(pg_catalog.-) 1, granted, v_token
+            );
+        END IF;
+    END LOOP;
+END $fencing$;
+
 -- What a renewal or release of an owner without a grant returns: 'x' another owner holds the name alone, 's' others
 -- share it, '0' it is free.
 CREATE OR REPLACE FUNCTION :"schema".fencing_refusal(p_owner text, p_expires_at timestamptz, p_now timestamptz)

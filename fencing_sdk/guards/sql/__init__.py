@@ -21,10 +21,12 @@ module imports none of them unless a URL needs it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.token import Token, check_token
+from fencing_sdk.abc._powers import Raising
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards import Reports, check_token_of, check_tokens, refusal
@@ -37,7 +39,8 @@ from fencing_sdk.guards.sql._databases import (
     own_database,
 )
 from fencing_sdk.guards.sql._fence_table import FenceTable, check_identifier
-from fencing_sdk.guards.sql._transaction import SQLITE, T, Transaction, dialect_of, perform, perform_sync
+from fencing_sdk.guards.sql._postgresql import PostgresqlFences
+from fencing_sdk.guards.sql._transaction import POSTGRESQL, SQLITE, T, Transaction, dialect_of, perform, perform_sync
 
 __all__ = ["FenceColumn", "SqlGuard"]
 
@@ -87,6 +90,7 @@ class SqlGuard(Uncopied):
         table = check_identifier(table, parameter="table", schema=True)
         self._database = own_database(connect)
         self._fences = {dialect: kind(table, create=create) for dialect, kind in DIALECTS.items()}
+        self._fences[POSTGRESQL] = self._postgresql = PostgresqlFences(table, create=create)
         self._reports = Reports(observers)
 
     @property
@@ -189,11 +193,9 @@ class SqlGuard(Uncopied):
         """
         resource, checked = check_name(resource, parameter="resource"), check_token(token)
         with self._reports.of_verdict({resource: checked}):
-            await self._with_a_table(
-                lambda: self._run(
-                    lambda opened: self._of(opened).raise_fence(opened, resource, checked, WRITER_PATIENCE, own=True)
-                )
-            )
+            if self._database is not None and self._database.dialect == POSTGRESQL and not self._postgresql.is_known:
+                await self._run(self._postgresql.prepare)  # the transaction that locks a row creates nothing then
+            await self._with_a_table(partial(self._raise_patiently, resource, checked))
         self._reports.raised({resource: checked})
 
     async def raise_in(self, transaction: object, resource: str, token: int, *, wait: float = 5.0) -> None:
@@ -232,6 +234,24 @@ class SqlGuard(Uncopied):
                 )
             )
 
+    async def raising(self, connection: object) -> Raising:
+        """
+        Return the statement that raises a fence, for a store of locks in the same PostgreSQL database.
+
+        *connection* is one of asyncpg, without a transaction. The table is created on it if it is missing.
+
+        Raises:
+            UsageError: the ``search_path`` leads to another table of fences than before.
+        """
+
+        def report(resource: str, token: Token, fence: int | None) -> None:
+            with self._reports.of_verdict({resource: token}):
+                if fence is not None:
+                    raise refusal(resource, token, Token(fence))
+
+        fences = self._postgresql
+        return Raising(await fences.raising(Transaction(connection)), fences.needs, report)
+
     async def highest(self, resource: str) -> Token | None:
         """
         See `fencing_sdk.abc.Guard.highest`.
@@ -241,6 +261,22 @@ class SqlGuard(Uncopied):
         """
         resource = check_name(resource, parameter="resource")
         return await self._run(lambda opened: self._of(opened).highest(opened, resource))
+
+    async def _raise_patiently(self, resource: str, token: Token) -> None:
+        """Wait for another writer in several tries, where the server does not notice that a try was abandoned."""
+        fences = None if self._database is None else self._fences[self._database.dialect]
+        left = tries = 1 if fences is None else fences.tries
+        while True:
+            left -= 1
+            try:
+                return await self._run(
+                    lambda opened: self._of(opened).raise_fence(
+                        opened, resource, token, WRITER_PATIENCE / tries, own=True
+                    )
+                )
+            except Exception as error:
+                if not left or fences is None or not fences.has_waited(error):
+                    raise
 
     async def _run(self, work: Work[T]) -> T:
         if self._database is None:

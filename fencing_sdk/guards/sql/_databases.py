@@ -14,7 +14,7 @@ import asyncio
 import os
 import sqlite3
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ import anyio.to_thread
 from fencing_sdk._http.tls import complaint_about
 from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
 from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
-from fencing_sdk._values.drivers import install, missing
+from fencing_sdk._values.drivers import IDLE_LIMIT, install, missing
 from fencing_sdk._values.tasks import move_on_after, retrieve
 from fencing_sdk._values.url import SCHEMES, TLS_FILES, read_postgresql_url, split_url
 from fencing_sdk.errors import ConfigurationError
@@ -56,6 +56,9 @@ Work: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 _CONNECT_PATIENCE = 30.0
 """Seconds that the opening of a connection may take."""
+_PAUSE = 3
+"""Seconds for which a client may be silent in a transaction. Else one that froze there would keep a fence locked."""
+_READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 CLOSE_PATIENCE = 1.0
 """Seconds for cancelling a statement on the server and closing the connection."""
 
@@ -104,7 +107,7 @@ class PostgresqlDatabase:
             raise ConfigurationError(complaint) from error
         try:
             # At other levels PostgreSQL refuses to raise a fence that another transaction raised meanwhile.
-            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
             result = await perform(connection, work)
             await connection.execute("COMMIT")  # after an error, closing rolls back
             return result
@@ -136,6 +139,7 @@ class MysqlDatabase:
     async def run(self, work: Work[T]) -> T:
         """Run *work* in a transaction of its own, at READ COMMITTED."""
         async with self._connected() as connection:
+            await self._driver.ask(connection, f"SET wait_timeout = {_PAUSE}")
             await self._driver.ask(connection, "START TRANSACTION")
             result = await perform(connection, work)
             await self._driver.ask(connection, "COMMIT")  # after an error, closing rolls back
@@ -208,6 +212,17 @@ class SqliteDatabase:
             return result
 
 
+_SETTINGS: Mapping[str, Sequence[str]] = {
+    SQLITE: (),
+    # At other levels, to which the engine may be set, a server may refuse a fence that was raised meanwhile.
+    POSTGRESQL: (_READ_COMMITTED, IDLE_LIMIT),
+    MYSQL: (
+        f"SET @fencing_pause = @@SESSION.wait_timeout, SESSION wait_timeout = {_PAUSE}",
+        _READ_COMMITTED,
+    ),
+}
+
+
 class EngineDatabase:
     """The database of SQLAlchemy's AsyncEngine."""
 
@@ -237,12 +252,20 @@ class EngineDatabase:
             raise
 
     async def _run(self, work: Work[T]) -> T:
-        async with self._engine.begin() as connection:
-            if self.dialect != SQLITE:
-                # At other levels, to which the engine may be set, a server may refuse a fence that was raised
-                # meanwhile.
-                await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            return await perform(connection, work)
+        async with self._engine.connect() as connection:
+            try:
+                async with connection.begin():
+                    for statement in _SETTINGS[self.dialect]:
+                        await connection.exec_driver_sql(statement)
+                    return await perform(connection, work)
+            finally:
+                if self.dialect == MYSQL:
+                    try:
+                        await connection.exec_driver_sql("SET wait_timeout = @fencing_pause")
+                    except BaseException as error:
+                        await connection.invalidate()  # the setting ends with it
+                        if not isinstance(error, Exception):
+                            raise
 
     async def create(self, ddl: str) -> None:
         """Create the table by the first statement of a transaction, which it may commit."""

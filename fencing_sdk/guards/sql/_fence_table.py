@@ -71,6 +71,8 @@ class FenceTable(ABC):
     creation: ClassVar[str]
     """The statement that creates ``{table}``."""
     quote: ClassVar[str] = '"'
+    tries: ClassVar[int] = 1
+    """Tries in which the guard waits for another writer: one that is abandoned may wait on at the server."""
 
     def __init__(self, table: str, *, create: bool) -> None:
         self._table = table
@@ -98,6 +100,10 @@ class FenceTable(ABC):
     async def counts_found_rows(cls, transaction: Transaction, names: tuple[str, str, str], key: object) -> bool:  # noqa: ARG003
         """Return whether an UPDATE counts rows that it leaves as they are. By default, it does."""
         return True
+
+    def has_waited(self, error: Exception) -> bool:  # noqa: ARG002
+        """Return whether a statement failed with *error* because it has waited too long for a row."""
+        return False
 
     def has_to_be_created(self, error: Exception) -> bool:  # noqa: ARG002
         """

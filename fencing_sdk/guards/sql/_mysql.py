@@ -25,6 +25,7 @@ from fencing_sdk.guards.sql._fence_table import FenceTable, quoted, stored_fence
 from fencing_sdk.guards.sql._transaction import MYSQL, Parameters, Row, Transaction
 
 _NO_SUCH_TABLE = 1146
+_LOCK_WAIT = 1205
 _DENIED = {1142, 1143}
 """The user may not do that with the table, or with a column of it."""
 _NARROW = {"tinyint", "smallint", "mediumint", "int", "float"}
@@ -65,7 +66,7 @@ WHERE table_schema = {schema} AND table_name = '{table}' AND column_name = '{col
 class MysqlFences(FenceTable):
     """The fences in one table of MySQL or MariaDB."""
 
-    dialect, creation, quote = MYSQL, _DDL, "`"
+    dialect, creation, quote, tries = MYSQL, _DDL, "`", 10
 
     def __init__(self, table: str, *, create: bool) -> None:
         super().__init__(table, create=create)
@@ -104,6 +105,10 @@ class MysqlFences(FenceTable):
         await transaction.fetch(f"UPDATE {table} SET {column} = {column} WHERE {key_column} = %s", (key,))  # noqa: S608
         ((count,),) = await transaction.fetch("SELECT ROW_COUNT()", ())
         return bool(count)
+
+    def has_waited(self, error: Exception) -> bool:
+        """See `FenceTable`."""
+        return _code_of(error) == _LOCK_WAIT
 
     def has_to_be_created(self, error: Exception) -> bool:
         """See `FenceTable`."""

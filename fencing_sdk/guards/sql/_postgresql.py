@@ -17,11 +17,12 @@ another table than the one in which the guard raises fences, the transaction wou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from fencing_sdk._values.token import Token
+from fencing_sdk._values.token import Token, conflicting
 from fencing_sdk.errors import UsageError
-from fencing_sdk.guards.sql._fence_table import IF_ADMITTED, FenceTable, quoted
+from fencing_sdk.guards import refusal
+from fencing_sdk.guards.sql._fence_table import IF_ADMITTED, FenceTable, quoted, stored_fence
 from fencing_sdk.guards.sql._transaction import POSTGRESQL, Parameters, Row, Transaction
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _NOT_PERMITTED = "42P01", "3F000", "42501"
@@ -49,6 +50,11 @@ $fencing$"""
 # A transaction that has an id already may have created the table, and may roll back.
 _LOOK_FOR_TABLE = "SELECT to_regclass('{table}')::oid, txid_current_if_assigned() IS NULL"
 
+_FIND_TABLE = """\
+SELECT current_database()::text, found.oid, format('%I.%I', place.nspname, found.relname)
+FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS place ON place.oid = found.relnamespace
+WHERE found.oid = to_regclass('{table}')"""
+
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = (
     "INSERT INTO {table} AS fence (resource, token, holder)\n{row}\n"
@@ -64,6 +70,17 @@ _ADMITTED_ROWS = """\
 SELECT asked.resource, asked.token, asked.holder
 FROM unnest({p[0]}::text[], {p[1]}::bigint[], {p[2]}::text[]) AS asked (resource, token, holder)
 ORDER BY asked.resource COLLATE "C" ASC"""
+
+# A row is returned for a token that is refused, too: nothing is left to ask while the row is locked.
+_RAISE = """\
+INSERT INTO {table} AS fence (resource, token, holder)
+{row}
+ON CONFLICT (resource) DO UPDATE SET
+    holder = CASE WHEN excluded.token > fence.token THEN excluded.holder
+             WHEN excluded.token = fence.token THEN coalesce(fence.holder, excluded.holder)
+             ELSE fence.holder END,
+    token = greatest(fence.token, excluded.token)
+RETURNING fence.token, fence.holder"""
 
 # The holder relies on a fence that was raised, so it must survive a crash of the server. The settings end with the
 # transaction. PostgreSQL evaluates the WHERE before it inserts the row, and so before it waits for a locked one.
@@ -89,10 +106,16 @@ class PostgresqlFences(FenceTable):
 
     def __init__(self, table: str, *, create: bool) -> None:
         super().__init__(table, create=create)
+        self.needs = (
+            f"it needs the table {table}, which the statement of ddl('postgresql') creates, the permissions SELECT, "
+            f"INSERT and UPDATE on {table}, and USAGE on its schema"
+        )
         self._own: tuple[str, int] | None = None
         """The database and the oid of the table in which the guard raises fences, once it has raised one."""
         self._seen_by: WeakSet[object] = WeakSet()
         """Connections that have found the table, committed."""
+        self._raising: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+        """What `raising` has returned, by connection."""
 
     @classmethod
     async def check_column(cls, transaction: Transaction, table: str, column: str) -> None:
@@ -118,11 +141,41 @@ class PostgresqlFences(FenceTable):
         self, transaction: Transaction, resource: str, token: Token, wait: float, *, own: bool
     ) -> None:
         """See `FenceTable`. The commit is durable."""
-        patience = f"{max(1, round(wait * 1000))}ms"  # 0 would mean no limit
-        parameters = (resource, int(token), token.holder, patience)
-        table = await self._admit(transaction, {resource: token}, _RAISED_ROW, parameters)
+        statement = _RAISE + ", '{table}'::regclass::oid, current_database()::text"
+        parameters = (resource, int(token), token.holder, f"{max(1, round(wait * 1000))}ms")  # 0 would mean no limit
+        ((number, holder, *table),) = await self._write(transaction, statement, _RAISED_ROW, parameters)
+        await self._check_table(transaction, (table[1], table[0]))
+        fence = stored_fence(resource, number, holder)
+        if token < fence or conflicting(token, fence):
+            raise refusal(resource, token, fence)
         if own:
-            self._own = table
+            self._own = table[1], table[0]
+
+    @property
+    def is_known(self) -> bool:
+        """True if the guard has raised a fence, or creates no table."""
+        return self._own is not None or not self._create
+
+    async def prepare(self, transaction: Transaction) -> None:
+        """Create the table if it is missing."""
+        await self._ensure_table(transaction)
+
+    async def raising(self, connection: Transaction) -> str:
+        """
+        Return a statement that raises a fence. It returns the fence, and has the parameters of `_RAISED_ROW`.
+
+        It names the table with its schema, so that no ``search_path`` leads it to another one.
+        """
+        if (known := self._raising.get(connection.driver)) is not None:
+            return known
+        if self._create:
+            await self._ensure_table(connection)
+        name = self._name  # if the table is missing, the statement fails
+        for database, oid, qualified in await connection.fetch(_FIND_TABLE.format(table=self._name), ()):
+            await self._check_table(connection, (database, oid))
+            self._own, name = (database, oid), qualified
+        text = _RAISE.format(table=name, row=_RAISED_ROW.format(p=_placeholders(connection)))
+        return self._raising.setdefault(connection.driver, text)
 
     async def highest(self, transaction: Transaction, resource: str) -> Token | None:
         """See `FenceTable`. Create no table, because the server may be a standby."""
@@ -134,24 +187,33 @@ class PostgresqlFences(FenceTable):
 
     async def _admit(
         self, transaction: Transaction, tokens: Mapping[str, Token], row: str, parameters: Parameters
-    ) -> tuple[str, int]:
+    ) -> None:
         """
-        Write the fences of a *row* and return the database and the oid of their table.
+        Write the fences of a *row*.
 
         Raises:
             StaleTokenError: one of the resources has seen a later token.
             UsageError: there is no transaction, or it uses another table than the guard does.
         """
+        admitted = await self._write(transaction, _ADMIT, row, parameters)
+        if admitted:
+            await self._check_table(transaction, (admitted[0][2], admitted[0][1]))
+        await self._refuse_others(transaction, tokens, admitted)
+
+    async def _write(self, transaction: Transaction, statement: str, row: str, parameters: Parameters) -> Sequence[Row]:
+        """
+        Run a *statement* that writes fences. The table is there then.
+
+        Raises:
+            UsageError: there is no transaction.
+        """
         transaction.refuse_autocommit()
         if self._create and not (transaction.is_open() and transaction.driver in self._seen_by):
             await self._ensure_table(transaction)
-        statement = _ADMIT.format(table=self._name, row=row.format(p=_placeholders(transaction)))
-        admitted = await self._fetch(transaction, statement, parameters)
+        statement = statement.format(table=self._name, row=row.format(p=_placeholders(transaction)))
+        written = await self._fetch(transaction, statement, parameters)
         transaction.refuse_committed()
-        if admitted and self._own not in {None, (admitted[0][2], admitted[0][1])}:
-            await self._refuse_other(transaction, admitted[0][2])
-        await self._refuse_others(transaction, tokens, admitted)
-        return admitted[0][2], admitted[0][1]
+        return written
 
     async def _fence(self, transaction: Transaction, resource: str) -> Sequence[Row]:
         parameter, *_ = _placeholders(transaction)
@@ -194,9 +256,11 @@ class PostgresqlFences(FenceTable):
             error.add_note(f"fencing_sdk: SqlGuard cannot create its table {self._table}; {advice}")
             raise
 
-    async def _refuse_other(self, transaction: Transaction, database: str) -> None:
-        """Refuse a transaction that has written another table than the one in which the guard raises fences."""
-        assert self._own is not None
+    async def _check_table(self, transaction: Transaction, table: tuple[str, int]) -> None:
+        """Refuse a transaction that has written another *table* than the one in which the guard raises fences."""
+        if self._own is None or self._own == table:
+            return
+        database, _ = table
         own_database, own = self._own
         own_name = self._table
         if own_database == database:

@@ -421,7 +421,7 @@ async def test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_
 ):
     server = postgresql_server
     async with holding(server.url, "a") as (_, (stay,)):
-        for function in ("fencing_revoke", "fencing_transfer"):
+        for function in ("fencing_revoke", "fencing_acquire_fenced"):
             await server.execute(f"DROP FUNCTION fencing.{function}")
         await server.execute("CREATE FUNCTION fencing.fencing_older() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
         with pytest.raises(BackendRefusedError, match="fencing init"):

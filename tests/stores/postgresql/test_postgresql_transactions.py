@@ -31,7 +31,7 @@ from fencing_sdk import (
     Token,
     connect,
 )
-from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.guards.sql import SqlGuard
@@ -55,18 +55,6 @@ async def backend(postgresql_server):
 @pytest.fixture
 def guard(postgresql_server):
     return SqlGuard(postgresql_server.url)
-
-
-async def test_the_fence_is_raised_in_the_transaction_of_the_grant(backend, guard, postgresql_server):
-    claim = Claim(SEAT, 60.0)
-    grant = await backend.acquire_fenced(claim, [(guard, SEAT), (guard, "seats/plan")])
-    assert isinstance(grant, Grant)
-    for resource in (SEAT, "seats/plan"):
-        fence = await guard.highest(resource)
-        assert (fence, fence.holder) == (grant.token, claim.holder)
-    statement = "SELECT xmin::text FROM {} WHERE {} = $1"
-    lock = await postgresql_server.value(statement.format("fencing.fencing_lock", "name"), SEAT)
-    assert await postgresql_server.value(statement.format("fencing_fence", "resource"), SEAT) == lock
 
 
 async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant(guard, postgresql_server):

@@ -1,0 +1,57 @@
+"""
+A process that stops itself before it sends its Nth message, as a machine may that is suspended.
+
+    fence_frozen.py URL raise_to|fences N
+
+It says "ready", waits for a line, and raises the fence of seats/42. If it needs fewer messages, it says "done".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.selector_events import _SelectorSocketTransport as SocketTransport  # type: ignore[attr-defined]
+from typing import Any
+
+from fencing_sdk.abc import Claim
+from fencing_sdk.abc._powers import SupportsFence
+from fencing_sdk.backends import from_url
+from fencing_sdk.guards.sql import SqlGuard
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def stop_before(number: int) -> None:
+    send, sent = SocketTransport.write, 0
+
+    def write(transport: Any, data: bytes) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == number:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        send(transport, data)
+
+    SocketTransport.write = write
+
+
+async def main(url: str, action: str, number: str) -> None:
+    guard, backend = SqlGuard(url), from_url(url)
+    await backend.open()
+    say("ready")
+    sys.stdin.readline()
+    stop_before(int(number))
+    if action == "raise_to":
+        await guard.raise_to("seats/42", int(number))
+    else:
+        assert isinstance(backend, SupportsFence)
+        await backend.acquire_fenced(Claim("seats/42", 60.0), [(guard, "seats/42")])
+    say("done")
+    await backend.aclose()
+
+
+asyncio.run(main(*sys.argv[1:]))
