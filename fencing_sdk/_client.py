@@ -126,8 +126,8 @@ class LockClient(Uncopied):
     def _opened(self) -> Engine:
         if self._engine is None:
             msg = (
-                "this client is not open; enter it first: async with locks. If the lifespan of an application enters it, "
-                "use a server that runs the lifespan: daphne does not, nor does ASGITransport of httpx"
+                "this client is not open; enter it first: async with locks. If the lifespan of an application enters "
+                "it, use a server that runs the lifespan: daphne does not, nor does ASGITransport of httpx"
             )
             raise UsageError(msg)
         return self._engine
