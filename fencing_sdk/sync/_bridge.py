@@ -482,7 +482,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop  # noqa: PLC0415  (only what starts a thread needs it)
     except (ImportError, RuntimeError):  # the latter when the main thread has ended: it registers what runs at the exit
-        return asyncio.new_event_loop()
+        loop = asyncio.new_event_loop()
+        loop.time = BootClock.now  # type: ignore[method-assign]  # freezegun stops the clock of asyncio in a test
+        return loop
     return uvloop.new_event_loop()
 
 
