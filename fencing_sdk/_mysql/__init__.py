@@ -1,8 +1,8 @@
 """
-MySQL and MariaDB, for the backend and the guard. Here: whether a server is one of several that take writes.
+MySQL and MariaDB, for the backend and the guard. Here: whether a server takes writes, and is the only one that does.
 
-A row that is locked on one of them is free on the others. ``url`` reads URLs and options; ``driver`` is the part of
-asyncmy that is used, with types.
+A row that is locked on one of several writers is free on the others. ``url`` reads URLs and options; ``driver`` is the
+part of asyncmy that is used, with types.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 VARIABLES = ("wsrep_on", "group_replication_single_primary_mode")
+READ_ONLY = ("read_only", "super_read_only", "innodb_read_only", "transaction_read_only", "tx_read_only")
+"""The settings of which each makes a server refuse writes. Aurora's readers have ``innodb_read_only`` alone."""
 
 
 def ask_for(*variables: str) -> str:
@@ -20,6 +22,11 @@ def ask_for(*variables: str) -> str:
 def values_of(rows: Iterable[Sequence[object]]) -> dict[str, str]:
     """The values in upper case, by their names. A server has only some of the variables."""
     return {_text(name): _text(value).upper() for name, value in rows}
+
+
+def read_only(values: Mapping[str, str]) -> str | None:
+    """Return which of the settings in `READ_ONLY` makes this server refuse writes; None if it takes them."""
+    return next((name for name in READ_ONLY if values.get(name, "OFF") not in {"OFF", "0"}), None)
 
 
 def several_writers(values: Mapping[str, str]) -> str | None:

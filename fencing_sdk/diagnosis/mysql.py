@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencing_sdk._mysql import ask_for, values_of
+from fencing_sdk._mysql import READ_ONLY, ask_for, read_only, values_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
@@ -22,7 +22,7 @@ from fencing_sdk.backends.mysql.store import SECOND
 from fencing_sdk.diagnosis.checks import ERROR, WARNING, Check, StoreDiagnosis, host_down, judged
 
 _LIMIT = 8.0
-_VARIABLES = ("innodb_flush_log_at_trx_commit", "log_bin", "read_only", "sync_binlog")
+_VARIABLES = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", *READ_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class MysqlDiagnosis(StoreDiagnosis[MysqlBackend]):
         if len(primaries) > 1:
             what = f"{', '.join(place for place, _ in primaries)}: each takes writes"
             reason = "clients that choose different hosts do not exclude each other"
-            fix = "SET GLOBAL read_only = ON on every replica"
+            fix = "make all but one read-only: SET GLOBAL read_only = ON, or the parameters of a managed service"
             findings.append(Finding("mysql.writers", ERROR, what, reason, fix))
         return [*findings, *(finding for place, each in primaries for finding in judged(CHECKS, each, place))]
 
@@ -96,7 +96,7 @@ class MysqlDiagnosis(StoreDiagnosis[MysqlBackend]):
                     session.drop()
         values = values_of(rows)
         return MysqlFacts(
-            read_only=values.get("read_only", "OFF") != "OFF",
+            read_only=read_only(values) is not None,
             flush=values.get("innodb_flush_log_at_trx_commit", "1"),
             sync_binlog=values.get("sync_binlog", "1"),
             logged=values.get("log_bin") == "ON",

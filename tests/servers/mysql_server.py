@@ -143,6 +143,13 @@ class MysqlServer(ServerProcess):
         self.stop()
         self.start()
 
+    def restart_as_reader(self) -> Self:
+        """Start again as a reader of Aurora is: ``innodb_read_only`` is on, and ``read_only`` is off."""
+        self.stop()
+        (self.folder / "none.sql").touch()
+        self.settings |= {"innodb_read_only": True, "init_file": str(self.folder / "none.sql")}
+        return self.start()
+
     def pause(self) -> None:
         """Stop the process with SIGSTOP: the kernel accepts connections and bytes, and the server never answers."""
         self._signal(signal.SIGSTOP)

@@ -44,7 +44,7 @@ _PATIENCE = 5.0
 """Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
 """Errors of a statement that KILL QUERY ended, or a limit of the server: in MariaDB, in MySQL."""
-_OFF = (0, "0", "OFF")
+_OFF = {0, "0", "OFF"}
 _SILENCE = 5.0
 """Seconds beyond its sleep after which a connection without an answer is given up: no packet comes through it."""
 _KNOWN = 16
@@ -145,9 +145,10 @@ class Bell:
             if messages:
                 continue
             seconds = f"IF(EXISTS(SELECT 1 {self._news(known)}), 0, {_SLEEP})" if session.is_mariadb else f"{_SLEEP}"
-            sleep = f"SELECT SLEEP({seconds}), @@GLOBAL.read_only /* fencing_sdk bell {self.client} */"
-            for _, read_only in await _unless_interrupted(session, sleep) or ():
-                if read_only not in _OFF:
+            columns = "".join(f", @@GLOBAL.{name}" for name in session.read_only_settings)
+            sleep = f"SELECT SLEEP({seconds}){columns} /* fencing_sdk bell {self.client} */"
+            for _, *settings in await _unless_interrupted(session, sleep) or ():
+                if not _OFF.issuperset(settings):
                     return  # others ring at the server that takes writes
 
     def _news(self, known: list[int]) -> str:

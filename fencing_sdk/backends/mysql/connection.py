@@ -2,7 +2,7 @@
 The connections: how a session with the server that takes writes is opened, and what a transaction on it is.
 
 The hosts of a URL are asked at the same time, and the first in the URL that takes writes is used, not the quickest: a
-replica that lacks ``read_only`` takes writes, too, and clients that choose different servers exclude nothing.
+replica that is not read-only takes writes, too, and clients that choose different servers exclude nothing.
 
 A transaction has two texts of several statements, so two round trips. Between them, and in the middle of the second,
 the server ends the connection after `PAUSE` seconds of silence: otherwise a client that froze there would keep its rows
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fencing_sdk._http.tls import distrust
-from fencing_sdk._mysql import VARIABLES, ask_for, driver, several_writers, values_of
+from fencing_sdk._mysql import READ_ONLY, VARIABLES, ask_for, driver, read_only, several_writers, values_of
 from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import packed_text
@@ -41,7 +41,7 @@ _HEAD_START = 0.5
 SCHEMA = packed_text(__package__, "schema.sql")
 _TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
 _SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
-_SHOW_VARIABLES = ask_for("read_only", "innodb_flush_log_at_trx_commit", *VARIABLES)
+_SHOW_VARIABLES = ask_for("innodb_flush_log_at_trx_commit", *READ_ONLY, *VARIABLES)
 _SYNTAX = 1064
 """The error of a server or a proxy that takes one statement in a text."""
 _NO_HOST = 2003
@@ -69,6 +69,8 @@ class MysqlSession:
         """True while a text is under way that may have committed."""
         self.abandoned = False
         """True if a caller gave up, and not the server."""
+        self.read_only_settings: Sequence[str] = ()
+        """The settings of this server that can make it refuse writes."""
         self._ended = False
         self._reading: asyncio.Future[list[Rows]] | None = None
         self._begin, self._idle = ["START TRANSACTION"], list[str]()
@@ -220,7 +222,9 @@ class MysqlDialer:
         try:
             async with asyncio.timeout(self._patience):
                 (found,) = await session.ask(_SHOW_VARIABLES)
-            _check_writable(values_of(found))
+            values = values_of(found)
+            _check_writable(values)
+            session.read_only_settings = [name for name in READ_ONLY if name in values]
         except BaseException as error:
             session.drop()
             if isinstance(error, TimeoutError):
@@ -334,9 +338,8 @@ def statements_of(script: str) -> list[str]:
 
 def _check_writable(values: Mapping[str, str]) -> None:
     """Refuse a server that takes no writes, loses them in a crash, or is not the only one that takes them."""
-    if values.get("read_only", "OFF") != "OFF":
-        detail = "the server is a replica, or read_only is on for another reason"
-        raise BackendUnavailableError(BACKEND, "connect", detail)
+    if (setting := read_only(values)) is not None:
+        raise BackendUnavailableError(BACKEND, "connect", f"the server is read-only: {setting} is on; is it a replica?")
     refusal = several_writers(values)
     if values.get("innodb_flush_log_at_trx_commit") == "0":
         refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"

@@ -33,7 +33,8 @@ NO_TABLE = 1146
 LOCK_WAIT = 1205
 LOCKED = {LOCK_WAIT, 3572}
 """A row is locked, and was waited for, or was not to be waited for. MariaDB has one number for both."""
-READ_ONLY = {1290, 1792, 1836}
+READ_ONLY = {1015, 1036, 1290, 1792, 1836, 1874}
+"""1015 and 1036: a table, where ``innodb_read_only`` is on."""
 _LOGIN = {1045, 1698}
 _RIGHTS = {1142, 1143}
 _OTHER_TABLES = {1054, 1136, NO_TABLE, 1364}
@@ -48,7 +49,7 @@ _HINTS: dict[int, str] = {
     **dict.fromkeys((1040, 1203), "no connection is left; see max_connections and max_user_connections"),
     LOCK_WAIT: "another transaction keeps the row of the lock, or of its fence, or the whole table, locked",
     **dict.fromkeys(ROLLED_BACK, "the transaction was rolled back again and again"),
-    **dict.fromkeys(READ_ONLY, "the server takes no writes, because read_only is on, or transaction_read_only"),
+    **dict.fromkeys(READ_ONLY, "the server is read-only; a client looks for one that takes writes at its next try"),
     **dict.fromkeys(
         _LOGIN, "wrong user or password, no such user at this host, or one that has to use TLS, which ?tls=true does"
     ),

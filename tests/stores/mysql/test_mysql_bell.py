@@ -281,19 +281,21 @@ async def test_closing_ends_no_connection_of_another_client(mysql_server):
         assert await cursor.fetchall() == ((number,),)
 
 
-async def test_a_bell_leaves_a_server_that_became_read_only(start_mysql, monkeypatch):
+@pytest.mark.parametrize("setting", ["read_only = ON", "TRANSACTION READ ONLY"])
+async def test_a_bell_leaves_a_server_that_became_read_only(setting, start_mysql, monkeypatch):
     monkeypatch.setattr(bell, "_SLEEP", 0.2)
     server = await asyncio.to_thread(start_mysql)
     async with opened(server.url) as (locks, _), staying(locks.lock("a", ttl=60)):
         waiter = Stay(locks.lock("a", ttl=60), work=0)
         (sleeping,) = await asleep(server)
-        server.ask("SET GLOBAL read_only = ON")
+        server.ask(f"SET GLOBAL {setting}")
 
         async def left() -> bool:
             return sleeping not in await sessions(server)
 
         await eventually(left, what="the bell has left")
         server.ask("SET GLOBAL read_only = OFF")
+        server.ask("SET GLOBAL TRANSACTION READ WRITE")
         await waiter.abandon()
 
 

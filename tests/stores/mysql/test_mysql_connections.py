@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -152,23 +152,47 @@ async def test_a_server_that_becomes_read_only_is_left_and_taken_again(start_mys
         held = Claim("a", 60.0)
         await backend.acquire(held)
         server.ask("SET GLOBAL read_only = ON")
-        for said in ("the server takes no writes, because read_only is on", "the server is a replica, or read_only"):
+        for said in ("the server is read-only; a client looks for", "the server is read-only: read_only is on"):
             with pytest.raises(BackendUnavailableError, match=said):
                 await backend.renew([held])
         server.ask("SET GLOBAL read_only = OFF")
         assert list(await backend.renew([held])) == [Renewal.RENEWED]
 
 
+async def test_a_server_whose_tables_are_read_only_is_left(start_mysql, monkeypatch):
+    """As where the roles change under an open connection: only the statement that writes meets it."""
+    server = await asyncio.to_thread(start_mysql)
+    async with aclosing(from_url(server.url)) as first:
+        await first.open()
+    await asyncio.to_thread(server.restart_as_reader)
+    async with aclosing(from_url(server.url)) as backend:
+        with monkeypatch.context() as patched:
+            patched.setattr("fencing_sdk.backends.mysql.connection._check_writable", lambda _: None)
+            await backend.open()
+        for said in ("the server is read-only; a client looks for", "the server is read-only: innodb_read_only is on"):
+            with pytest.raises(BackendUnavailableError, match=said):
+                await backend._mysql.announce("heard")
+
+
 async def silent(reader, _writer):
     await reader.read(-1)
+
+
+READERS: dict[str, Callable[[MysqlServer], object]] = {
+    "read_only": lambda server: server.ask("SET GLOBAL read_only = ON"),
+    "transaction_read_only": lambda server: server.ask("SET GLOBAL TRANSACTION READ ONLY"),
+    "innodb_read_only": MysqlServer.restart_as_reader,
+}
+"""How a server becomes one that takes no writes."""
 
 
 @asynccontextmanager
 async def first_host(kind: str, start_mysql: Any, database: str) -> AsyncIterator[int]:
     """The port of a host that cannot be used."""
-    if kind == "replica":
-        replica = await asyncio.to_thread(start_mysql, read_only=True)
+    if kind in READERS:
+        replica = await asyncio.to_thread(start_mysql)
         replica.ask(f"CREATE DATABASE {database}")
+        await asyncio.to_thread(READERS[kind], replica)
         yield replica.port
     elif kind == "silent":
         async with serving(silent) as port:
@@ -177,7 +201,7 @@ async def first_host(kind: str, start_mysql: Any, database: str) -> AsyncIterato
         yield free_port()
 
 
-@pytest.mark.parametrize("kind", ["replica", "silent", "away"])
+@pytest.mark.parametrize("kind", [*READERS, "silent", "away"])
 async def test_the_first_host_that_takes_writes_is_used(kind, start_mysql, mysql_server):
     async with first_host(kind, start_mysql, mysql_server.database) as port:
         url = f"mysql://{USER}@{HOST}:{port},{HOST}:{mysql_server.port}/{mysql_server.database}"
@@ -195,7 +219,7 @@ async def test_of_several_hosts_each_is_named_with_what_it_said(start_mysql):
     async with aclosing(from_url(f"mysql://{USER}@{HOST}:{down},{HOST}:{server.port}/test")) as backend:
         with pytest.raises(BackendUnavailableError) as caught:
             await backend.open()
-    assert f"no connection to {HOST}:{down} (Connection refused); {HOST}:{server.port}: the server is a rep" in str(
+    assert f"no connection to {HOST}:{down} (Connection refused); {HOST}:{server.port}: the server is read-only" in str(
         caught.value
     )
 

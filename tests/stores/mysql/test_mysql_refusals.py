@@ -244,7 +244,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], type[BackendError], str]] = {
         BackendRefusedError,
         "binlog_format is STATEMENT; set it to ROW or MIXED (1665)",
     ),
-    "replica": ({"read_only": True}, BackendUnavailableError, "the server is a replica, or read_only is on"),
+    "replica": ({"read_only": True}, BackendUnavailableError, "the server is read-only: read_only is on"),
     "broken": ({"init_connect": "DO oops"}, BackendUnavailableError, "init_connect"),
 }
 
