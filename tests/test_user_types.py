@@ -77,13 +77,24 @@ def test_the_code_of_users_passes_a_strict_check_without_any_extra(python, tmp_p
     assert len(blocks) >= 2
     for number, code in enumerate([*blocks, EVERY_GUARD]):
         (tmp_path / f"code_{number}.py").write_text(code)
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", str(python), "-p", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert complaints(tmp_path, python, "strict", files=len(blocks) + 1) == []
+
+
+def complaints(folder: Path, python: Path | str, mode: str, files: int) -> list[str]:
+    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", str(python), "-p", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
-    assert [f"{problem['file']}: {problem['message']}" for problem in report["generalDiagnostics"]] == []
-    assert report["summary"]["filesAnalyzed"] == len(blocks) + 1
+    assert report["summary"]["filesAnalyzed"] == files
+    return [f"{problem['file']}: {problem['message']}" for problem in report["generalDiagnostics"]]
+
+
+@pytest.mark.slow
+def test_the_service_of_the_fastapi_page_passes_a_check(tmp_path):
+    """A function has no aliases of types, so its annotations stand where they are used."""
+    (tmp_path / "shop.py").write_text(BLOCK.findall((ROOT / "docs" / "fastapi.md").read_text())[0])
+    assert complaints(tmp_path, sys.executable, "standard", files=1) == []
 
 
 def test_the_environment_has_no_driver(python):
