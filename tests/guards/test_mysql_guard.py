@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
 from contextlib import asynccontextmanager
 
 import asyncmy
 import pymysql
 import pytest
+from local_ports import HOST
+from mysql_replicas import Replicated
 from mysql_stage import SEVERAL
 from mysql_ways import WAYS, code_of, opened
 from pymysql.constants import CLIENT
@@ -15,6 +18,7 @@ from through_a_way import ThroughAWay
 
 from fencing_sdk import (
     BackendRefusedError,
+    BackendUnavailableError,
     ConfigurationError,
     StaleTokenError,
     Token,
@@ -361,3 +365,21 @@ async def test_a_fence_column_that_is_too_narrow_is_refused_by_name(kind, server
     server.ask(str(refusal.value).partition("run: ")[2])
     async with server.connected() as connection:
         await FenceColumn("seats", key="seat").written(connection, 42, 34, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("server")
+async def test_a_guard_with_several_hosts_uses_the_one_that_takes_writes():
+    """Neither a replica that answers first, which lacks the fence, nor a host that never answers."""
+    async with Replicated("mariadb") as group:
+        await group.synced()
+        group.cut_replication()
+        login, database = group.url.partition("@")[0], group.url.rpartition("/")[2]
+        with socket.create_server((HOST, 0)) as silent:
+            hosts = [silent.getsockname()[1], group.replica.port, group.primary.port]
+            guard = SqlGuard(f"{login}@{','.join(f'{HOST}:{port}' for port in hosts)}/{database}")
+            await guard.raise_to("a", NEW)
+            assert await guard.highest("a") == NEW
+        readers = SqlGuard(f"{login}@{HOST}:{group.replica.port},{HOST}:{group.replica.port}/{database}")
+        with pytest.raises(BackendUnavailableError, match="takes no writes"):
+            await readers.highest("a")

@@ -1,6 +1,8 @@
 """SqlGuard on PostgreSQL: the contract, through every kind of transaction, and what is true of each of them."""
 
 import asyncio
+import contextlib
+import socket
 from contextlib import asynccontextmanager, closing
 from types import SimpleNamespace
 
@@ -9,15 +11,17 @@ import asyncpg
 import psycopg
 import psycopg2
 import pytest
+from local_ports import HOST
+from postgresql_replicas import Replicated
 from postgresql_ways import Alchemy, opened
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from through_a_way import ThroughAWay
 
-from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk import BackendUnavailableError, ConfigurationError, StaleTokenError, Token, UsageError
 from fencing_sdk.errors import UnsupportedError
-from fencing_sdk.guards.sql import SqlGuard
+from fencing_sdk.guards.sql import FenceColumn, SqlGuard
 from fencing_sdk.testing.suites import GuardSuite
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
@@ -290,3 +294,56 @@ async def test_a_raised_fence_outlives_a_crash_whatever_the_session_is_set_to(as
             assert tuple(await connection.fetchrow(setting)) == (during, "5s")
         assert tuple(await connection.fetchrow(setting)) == (before, "0")
         await connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("server")
+async def test_a_guard_with_several_hosts_uses_the_one_that_takes_writes():
+    """Neither a standby that answers first, which lacks the fence, nor a host that never answers."""
+    async with Replicated() as group:
+        await group.synced()
+        group.cut_replication()
+        login, database = group.url.partition("@")[0], group.url.rpartition("/")[2]
+        with socket.create_server((HOST, 0)) as silent:
+            hosts = [silent.getsockname()[1], group.standby.port, group.primary.port]
+            guard = SqlGuard(f"{login}@{','.join(f'{HOST}:{port}' for port in hosts)}/{database}")
+            await guard.raise_to("a", NEW)
+            assert await guard.highest("a") == NEW
+        readers = SqlGuard(f"{login}@{HOST}:{group.standby.port},{HOST}:{group.standby.port}/{database}")
+        with pytest.raises(BackendUnavailableError, match="takes no writes"):
+            await readers.highest("a")
+
+
+@pytest.mark.parametrize("cursor", ["Cursor", "RawCursor"])
+@pytest.mark.parametrize("piped", [False, True])
+async def test_psycopg_in_pipeline_mode_and_with_cursors_of_another_kind(cursor, piped, server):
+    guard = SqlGuard()
+    factory = getattr(psycopg, f"Async{cursor}")
+    async with await psycopg.AsyncConnection.connect(server.url, cursor_factory=factory) as connection:
+        async with connection.pipeline() if piped else contextlib.nullcontext():
+            await guard.admit_all(connection, {"a": NEW, "b": NEW})
+            with pytest.raises(StaleTokenError):
+                await guard.admit(connection, "a", OLD)
+            await connection.commit()
+            await connection.set_autocommit(True)
+            with pytest.raises(UsageError, match="commits every statement"):
+                await guard.admit(connection, "a", NEW)
+            async with connection.transaction():
+                await guard.raise_in(connection, "a", Token(35, "cccccccc"))
+    with psycopg.connect(server.url, cursor_factory=getattr(psycopg, cursor)) as connection:
+        with connection.pipeline() if piped else contextlib.nullcontext():
+            guard.admit_sync(connection, "a", Token(36, "dddddddd"))
+    assert await fence(server) == 36
+
+
+def test_a_column_asks_for_the_outcome_of_a_pipeline(server):
+    seats = FenceColumn("seats", key="seat")
+    with psycopg.connect(server.url) as connection:
+        connection.execute("CREATE TABLE seats (seat int PRIMARY KEY, fence bigint NOT NULL DEFAULT 0)")
+        connection.execute("INSERT INTO seats VALUES (1)")
+        with connection.pipeline() as pipeline:
+            done = connection.execute("UPDATE seats SET fence = 34 WHERE seat = 1 AND fence <= 34")
+            with pytest.raises(UsageError, match=r"pipeline\.sync"):
+                seats.written_sync(connection, 1, NEW, done)
+            pipeline.sync()
+            assert seats.written_sync(connection, 1, NEW, done)

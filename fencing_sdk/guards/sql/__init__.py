@@ -63,7 +63,8 @@ class SqlGuard(Uncopied):
     Args:
         connect: The database in which `raise_to` and `highest` run short transactions of their own: the
             path of an SQLite file, a URL such as ``"sqlite:///app.db"``, ``"postgresql://host/app"`` or
-            ``"mysql://user@host/app"``, or SQLAlchemy's AsyncEngine. Without it the guard can `admit`, in
+            ``"mysql://user@host/app"``, or SQLAlchemy's AsyncEngine. Of several hosts the guard uses the first that
+            takes writes, for `highest`, too. Without it the guard can `admit`, in
             transactions of every dialect, but cannot be used in ``fences=[...]``.
 
         table: The table, ``"name"`` or ``"schema.name"``. Without a schema PostgreSQL looks for it
@@ -433,5 +434,8 @@ def _count(outcome: object) -> int:
             msg = f"the UPDATE has changed {count} rows, and a fence is checked for one at a time; roll back"
             raise UsageError(msg)
         return count
+    if count == -1 and hasattr(outcome, "pgresult"):
+        msg = "in psycopg's pipeline mode the outcome is not known yet; call pipeline.sync() before"
+        raise UsageError(msg)
     msg = f"outcome must be what the driver returned for the UPDATE: a cursor, 'UPDATE 1', rows; not {shown(outcome)}"
     raise UsageError(msg)

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
@@ -23,12 +23,13 @@ import anyio
 import anyio.to_thread
 
 from fencing_sdk._http.tls import complaint_about
+from fencing_sdk._mysql import READ_ONLY, ask_for, read_only, values_of
 from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
 from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
 from fencing_sdk._values.drivers import IDLE_LIMIT, install, missing
 from fencing_sdk._values.tasks import move_on_after, retrieve
-from fencing_sdk._values.url import SCHEMES, TLS_FILES, read_postgresql_url, split_url
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk._values.url import SCHEMES, TLS_FILES, PostgresqlUrl, read_postgresql_url, split_url
+from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.guards.sql._fence_table import FenceTable, SqliteFences
 from fencing_sdk.guards.sql._mysql import MysqlFences
 from fencing_sdk.guards.sql._postgresql import PostgresqlFences
@@ -59,8 +60,51 @@ _CONNECT_PATIENCE = 30.0
 _PAUSE = 3
 """Seconds for which a client may be silent in a transaction. Else one that froze there would keep a fence locked."""
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_HEAD_START = 0.5
+"""Seconds for which a host that has answered waits for those that stand before it in the URL."""
 CLOSE_PATIENCE = 1.0
 """Seconds for cancelling a statement on the server and closing the connection."""
+
+
+def _takes_no_writes(place: str) -> BackendUnavailableError:
+    return BackendUnavailableError("SqlGuard", "connect", f"{place} takes no writes, nor does any other host")
+
+
+async def _first_writer(
+    hosts: Sequence[Any], dial: Callable[..., Coroutine[Any, Any, T]], close: Callable[[T], object]
+) -> T:
+    """
+    Connect to all *hosts* at once, and return the connection to the first in their order that takes writes.
+
+    A silent host is passed over once a later one has answered.
+
+    Raises:
+        Exception: that of the last host.
+    """
+    attempts = [asyncio.create_task(dial(host, among_others=len(hosts) > 1), name="fencing-guard") for host in hosts]
+    chosen: asyncio.Future[T] | None = None
+
+    def close_unless_chosen(attempt: asyncio.Future[T]) -> None:
+        if attempt is not chosen and not attempt.cancelled() and attempt.exception() is None:
+            close(attempt.result())
+
+    try:
+        left = attempts
+        while True:
+            left = [each for each in left if not (each.done() and each.exception())]
+            opened = [each for each in left if each.done()]
+            if opened == left[:1]:
+                break
+            limit = _HEAD_START if opened else None
+            pending = [each for each in left if not each.done()]
+            if not (await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED))[0]:
+                break
+        chosen = next(iter(opened), attempts[-1])
+        return chosen.result()
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+            attempt.add_done_callback(close_unless_chosen)
 
 
 class PostgresqlDatabase:
@@ -81,7 +125,7 @@ class PostgresqlDatabase:
             import asyncpg  # noqa: PLC0415  (a user of SQLite may not have it)
         except ModuleNotFoundError as error:
             raise ConfigurationError(missing(error.name, "postgresql")) from error
-        self._connect = asyncpg.connect
+        self._connect, self._not_matched = asyncpg.connect, asyncpg.TargetServerAttributeNotMatched
 
     async def run(self, work: Work[T]) -> T:
         """
@@ -90,21 +134,7 @@ class PostgresqlDatabase:
         Raises:
             ConfigurationError: a file that the URL names for TLS cannot be used.
         """
-        # Behind a proxy that pools transactions, a prepared statement may be another client's, so the guard caches no
-        # statement.
-        try:
-            connection = await self._connect(
-                self._url.options_dsn,
-                timeout=_CONNECT_PATIENCE,
-                statement_cache_size=0,
-                **self._url.arguments(),
-            )
-        except (FileNotFoundError, ssl.SSLError) as error:  # which name no file
-            password = self._url.file("sslpassword")
-            complaint = complaint_about(*map(self._url.file, TLS_FILES), names=TLS_FILES, password=password)
-            if complaint is None:
-                raise
-            raise ConfigurationError(complaint) from error
+        connection = await _first_writer(self._url.each_host(), self._dial, lambda opened: opened.terminate())
         try:
             # At other levels PostgreSQL refuses to raise a fence that another transaction raised meanwhile.
             await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
@@ -114,6 +144,23 @@ class PostgresqlDatabase:
         finally:
             with move_on_after(CLOSE_PATIENCE, shield=True):
                 await connection.close()  # if a statement is under way, the driver first cancels it at the server
+
+    async def _dial(self, url: PostgresqlUrl, *, among_others: bool) -> Any:
+        # Behind a proxy that pools transactions, a prepared statement may be another client's, so the guard caches no
+        # statement.
+        options: dict[str, object] = {"timeout": _CONNECT_PATIENCE, "statement_cache_size": 0}
+        if among_others:
+            options["target_session_attrs"] = "read-write"
+        try:
+            return await self._connect(url.options_dsn, **options, **url.arguments())
+        except (FileNotFoundError, ssl.SSLError) as error:  # which name no file
+            password = url.file("sslpassword")
+            complaint = complaint_about(*map(url.file, TLS_FILES), names=TLS_FILES, password=password)
+            if complaint is None:
+                raise
+            raise ConfigurationError(complaint) from error
+        except self._not_matched as error:
+            raise _takes_no_writes(url.place) from error
 
 
 class MysqlDatabase:
@@ -152,20 +199,26 @@ class MysqlDatabase:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[MysqlDriverConnection]:
-        """Connect to the first host that takes the connection."""
-        *others, last = self._url.each_host()
-        connection = None
-        for url in others:
-            with suppress(OSError, self._driver.ServerError):
-                connection = await self._dial(url)
-                break
-        connection = connection or await self._dial(last)
+        connection = await _first_writer(self._url.each_host(), self._dial_host, lambda opened: opened.close())
         try:
             yield connection
             with move_on_after(CLOSE_PATIENCE, shield=True):
                 await connection.ensure_closed()
         finally:
             connection.close()
+
+    async def _dial_host(self, url: MysqlUrl, *, among_others: bool) -> MysqlDriverConnection:
+        connection = await self._dial(url)
+        if among_others:
+            try:
+                (found,) = await self._driver.ask(connection, ask_for(*READ_ONLY))
+            except BaseException:
+                connection.close()
+                raise
+            if read_only(values_of(found)) is not None:
+                connection.close()
+                raise _takes_no_writes(url.place)
+        return connection
 
     async def _dial(self, url: MysqlUrl) -> MysqlDriverConnection:
         """Connect in a task: asyncmy may swallow a cancellation, and waits for an answer without a limit."""

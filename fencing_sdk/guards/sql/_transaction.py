@@ -11,9 +11,11 @@ A guard's work is a coroutine. With a driver that blocks it never waits, so `per
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from fencing_sdk._values.drivers import KnownDriver
@@ -96,7 +98,7 @@ class Transaction:
         elif hasattr(driver, "cursor") and hasattr(getattr(driver, "info", None), "transaction_status"):
             self.dialect, self.is_awaited = POSTGRESQL, inspect.iscoroutinefunction(driver.commit)
             self.begins, self.is_open = not driver.autocommit, lambda: driver.info.transaction_status != _IDLE
-            self.fetch = (_awaiting if self.is_awaited else _blocking)(lambda: driver.cursor(row_factory=_row_factory))
+            self.fetch = (_awaiting if self.is_awaited else _blocking)(partial(_cursor_of_psycopg, driver))
         elif all(hasattr(driver, name) for name in _MYSQL_METHODS):
             self.dialect, self.is_awaited = MYSQL, hasattr(driver, "get_transaction_status")
             self.begins = not driver.get_autocommit()
@@ -215,6 +217,13 @@ def _is_psycopg2(connection: object) -> bool:
     return not hasattr(connection, "pgconn") and not hasattr(connection, "is_in_transaction")
 
 
+def _cursor_of_psycopg(driver: Any) -> Any:
+    """Open a cursor of the plain kind: that of the connection's ``cursor_factory`` may have other placeholders."""
+    psycopg = sys.modules["psycopg"]
+    kind = psycopg.AsyncCursor if inspect.iscoroutinefunction(driver.commit) else psycopg.Cursor
+    return kind(driver, row_factory=_row_factory)
+
+
 def _row_factory(_: object) -> Callable[[Sequence[object]], Row]:
     """Make rows of psycopg tuples, also where the connection makes others."""
     return tuple
@@ -227,7 +236,8 @@ def _blocking(open_cursor: Callable[[], Any], *, plain: bool = False) -> Fetch:
         with closing(open_cursor()) as cursor:
             if plain:
                 cursor.row_factory = None
-            cursor.execute(statement, parameters)
+            with _pipeline_of(cursor) or nullcontext():
+                cursor.execute(statement, parameters)
             return _tuples(cursor.fetchall()) if cursor.description else ()
 
     return fetch
@@ -240,10 +250,21 @@ def _awaiting(open_cursor: Callable[[], Any], *, plain: bool = False) -> Fetch:
         async with open_cursor() as cursor:
             if plain:
                 cursor.row_factory = None
-            await cursor.execute(statement, parameters)
+            async with _pipeline_of(cursor) or nullcontext():
+                await cursor.execute(statement, parameters)
             return _tuples(await cursor.fetchall()) if cursor.description else ()
 
     return fetch
+
+
+def _pipeline_of(cursor: Any) -> Any:
+    """
+    Return a block of psycopg's pipeline mode, if the connection is in that mode.
+
+    At its end the results are there. Without it ``cursor.description`` is None, as if the statement had no rows.
+    """
+    info = getattr(getattr(cursor, "connection", None), "info", None)
+    return cursor.connection.pipeline() if getattr(info, "pipeline_status", 0) else None
 
 
 def _tuples(rows: Sequence[Row | Mapping[str, object]]) -> Sequence[Row]:
