@@ -1,11 +1,10 @@
 -- What operators see and do, what holders hear of it, and how a grant passes to another owner. Nothing of it runs while names are acquired, renewed and released.
 
 -- [inspect]
--- Return the lease, the ms until it ends, and the server's time. Client tracking does not follow the key, because GETEX
--- counts as a write.
+-- Return the lease, the ms until it ends, and the server's time.
 --   KEYS  lease
 --   ->    {lease, ms left, server's time in microseconds} | nil
-local held = redis.pcall('GETEX', KEYS[1])
+local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' or not held then return held end
 local time = redis.call('TIME')
 return {held, redis.call('PTTL', KEYS[1]), time[1] .. string.format('%06d', time[2])}
@@ -56,7 +55,7 @@ end
 --   KEYS  lease, q, w, e, h
 --   ->    as [listed] for one name; without a permission to count the waiters -1 instead of them
 lease, q, w, e, h = unpack(KEYS)
-local held = redis.pcall('GETEX', lease)
+local held = redis.pcall('GET', lease)
 if type(held) == 'table' or not held then return held end
 return described(held, (count_line()) or -1)
 
@@ -67,7 +66,7 @@ return described(held, (count_line()) or -1)
 local found = {}
 for i = 1, #KEYS, 5 do
   lease, q, w, e, h = unpack(KEYS, i, i + 4)
-  local held = redis.pcall('GETEX', lease)
+  local held = redis.pcall('GET', lease)
   if type(held) == 'table' then -- it holds something else; or a permission is missing, and the listing would lack a lock
     if not string.find(held.err, '^WRONGTYPE') then return held end
     held = false

@@ -243,7 +243,7 @@ class RedisRequests:
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who holds a lock."""
-        return ScriptCall(INSPECT, (self.lease(name),), ())
+        return ScriptCall(INSPECT, (self.lease(name),), (), untracked=True)
 
     def listed(self, names: Sequence[str]) -> ScriptCall:
         """Ask for the holders of locks, all in one slot on a cluster, and how many wait for each."""

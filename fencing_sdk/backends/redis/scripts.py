@@ -35,10 +35,11 @@ def sections(file: str) -> dict[str, str]:
 class RedisScript:
     """A script: its text, and the hash by which a server that has seen the text finds it."""
 
-    __slots__ = ("sha", "text")
+    __slots__ = ("reads", "sha", "text")
 
-    def __init__(self, *parts: str) -> None:
-        """Put sections together, each named as in ``"lease.lua [grant]"``."""
+    def __init__(self, *parts: str, reads: bool = False) -> None:
+        """Put sections together, each named as in ``"lease.lua [grant]"``. *reads*: it writes nothing."""
+        self.reads = reads
         named = [part.removesuffix("]").split(" [") for part in parts]
         self.text = "\n".join(sections(file)[section] for file, section in named)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -62,13 +63,25 @@ class ScriptCall(NamedTuple):
     untracked: bool = False
     """True if the script reads keys that client tracking must not follow, as described for `follow`."""
 
-    def by_hash(self) -> tuple[Argument, ...]:
-        """The command for a server that has seen the script."""
-        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+    def by_hash(self, *, read_only: bool = False) -> tuple[Argument, ...]:
+        """The command for a server that has seen the script; *read_only* if it has commands for such scripts."""
+        return (
+            "EVALSHA_RO" if read_only and self.script.reads else "EVALSHA",
+            self.script.sha,
+            len(self.keys),
+            *self.keys,
+            *self.arguments,
+        )
 
-    def by_text(self) -> tuple[Argument, ...]:
+    def by_text(self, *, read_only: bool = False) -> tuple[Argument, ...]:
         """The command for a server without the script: after a restart, a failover or SCRIPT FLUSH."""
-        return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.arguments)
+        return (
+            "EVAL_RO" if read_only and self.script.reads else "EVAL",
+            self.script.text,
+            len(self.keys),
+            *self.keys,
+            *self.arguments,
+        )
 
 
 _NAME, _GRANT = "lease.lua [name]", "lease.lua [grant]"
@@ -91,10 +104,10 @@ STAND = RedisScript(_NAME, _GRANT, _TIME, _SHARES, *_SERVE, "line.lua [stand]")
 
 # Operators and the holders that they end. Nothing of it runs while names are acquired, renewed and released.
 _DESCRIBE = (_NAME, _TIME, _SHARES, "operating.lua [describe]")
-INSPECT = RedisScript("operating.lua [inspect]")
-HOLDERS = RedisScript(*_DESCRIBE, "operating.lua [holders]")
-LISTED = RedisScript(*_DESCRIBE, "operating.lua [listed]")
-WAITING = RedisScript(_TIME, "operating.lua [waiting]")
+INSPECT = RedisScript("operating.lua [inspect]", reads=True)
+HOLDERS = RedisScript(*_DESCRIBE, "operating.lua [holders]", reads=True)
+LISTED = RedisScript(*_DESCRIBE, "operating.lua [listed]", reads=True)
+WAITING = RedisScript(_TIME, "operating.lua [waiting]", reads=True)
 _ENDING = (_NAME, _GRANT, _TIME, _SHARES, _SHARING, "operating.lua [note]")
 REVOKE = RedisScript(*_ENDING, *_SERVE, "operating.lua [revoke]")
 TRANSFER = RedisScript(*_ENDING, "shares.lua [share]", "operating.lua [transfer]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 import redis_stage
 from redis_cluster import Cluster
 from redis_sentinels import Sentinels
-from redis_server import RedisServer
-from redis_stage import key, keys, nothing_left
-from stays import opened
+from redis_server import RedisServer, version_of
+from redis_stage import calls_of, key, keys, nothing_left
+from stays import PATIENCE, opened
 
 from fencing_sdk.abc import Busy, Claim, Grant, Listing, Revoked
 from fencing_sdk.backends import from_url
@@ -48,6 +49,46 @@ async def rest(backend: Any, page: Listing, *, most: int = 1000) -> set[str]:
         page = await backend.list_holders("", page.cursor, PAGE)
         heard |= {holder.name for holder in page.holders}
     pytest.fail("the listing has no end")
+
+
+@pytest.mark.parametrize("topology", ["one server", "Sentinels", "cluster", "quorum"])
+async def test_who_holds_and_waits_is_seen_while_the_servers_take_no_writes(
+    topology, redis_binary, redis_server, redis_sentinels, redis_cluster, redis_quorum
+):
+    """As in a planned failover. The viewer connects during the pause; the connection of a holder waits for renewals."""
+    sentinels = ",".join(f"{host}:{port}" for host, port in redis_sentinels.addresses)
+    url, masters = {
+        "one server": (redis_server.url, [redis_server]),
+        "Sentinels": (f"redis+sentinel://{sentinels}/{redis_sentinels.name}", [redis_sentinels.master]),
+        "cluster": (url_of(redis_cluster), redis_cluster.masters),
+        "quorum": (redis_quorum.url, redis_quorum.nodes),
+    }[topology]
+    if version_of(redis_binary) < (7,):
+        pytest.skip("this server has no scripts that only read")
+    claim = Claim("a", 60.0)
+    async with aclosing(from_url(url)) as holder, aclosing(from_url(url)) as viewer:
+        token = (await holder.acquire(claim)).token
+        for master in masters:
+            await master.command("CLIENT", "PAUSE", "600000", "WRITE")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert (await viewer.inspect("a")).token == token
+                assert await viewer.list_waiters("a") == []
+                listed = await viewer.list_holders("", None, 100)
+                assert await rest(viewer, listed) == {"a"}
+        finally:
+            for master in masters:
+                await master.command("CLIENT", "UNPAUSE")
+
+
+async def test_a_server_that_lacks_scripts_that_only_read_runs_them_as_others(start_redis):
+    server = start_redis(rename_command=['EVALSHA_RO ""', 'EVAL_RO ""'])
+    async with aclosing(from_url(server.url)) as backend:
+        grant = await backend.acquire(Claim("a", 60.0))
+        for _ in range(2):
+            assert (await backend.inspect("a")).token == grant.token
+        assert await calls_of(server, "evalsha_ro", "eval_ro") == 0
+        assert [holder.name for holder in (await backend.list_holders("", None, 100)).holders] == ["a"]
 
 
 def url_of(cluster: Cluster) -> str:

@@ -23,7 +23,7 @@ pytest_plugins = ["redis_fixtures"]
 WRONG = "hunter2"
 NEEDED = [
     *("eval", "evalsha", "hello", "time", "getex", "exists", "set", "del", "pexpire", "pttl"),
-    *("zadd", "zrem", "zrange", "hset", "hget", "hdel"),
+    *("zadd", "zrem", "zrange", "hset", "hget", "hdel", "eval_ro", "evalsha_ro", "get"),
 ]
 OPERATING = ["scan", "client|caching", "hgetall", "hvals", "zcard", "zrangebyscore"]
 WELCOME = ["publish", "subscribe", "client|tracking", "script|load"]
@@ -93,7 +93,7 @@ async def test_an_operator_needs_a_few_permissions_more(start_redis):
     assert {entry[entry.index("object") + 1] for entry in refused} <= {"client|setinfo", "client"}
 
 
-VIEWING = ["scan", "eval", "evalsha", "time", "getex", "pttl", "hget", "hvals", "zcard", "zrangebyscore"]
+VIEWING = ["scan", "eval_ro", "evalsha_ro", "time", "get", "pttl", "hget", "hvals", "zcard", "zrangebyscore"]
 
 
 async def test_a_listing_never_leaves_out_what_the_user_may_not_read(start_redis):

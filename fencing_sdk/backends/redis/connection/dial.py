@@ -46,6 +46,8 @@ CLIENT_NAME = "fencing-sdk"
 CONNECT_TIMEOUT = 4.0
 """Seconds. The engine waits longer for its store to open, so that the error can name the silent server."""
 OLDEST = (6, 2)
+REPLICA = {b"slave", b"replica"}
+"""Roles of a server that grants no locks, in its reply to HELLO."""
 AT_ONCE = 3
 """How many servers are asked the same question at once: a silent one costs no time, and many are not flooded."""
 
@@ -194,7 +196,7 @@ class ServerDialer:
             if hello.get(b"mode") == b"sentinel":
                 raise BackendRefusedError(BACKEND, "connect", _A_SENTINEL)
             in_cluster = hello[b"mode"] == b"cluster"
-            if hello.get(b"role") in {b"slave", b"replica"}:
+            if hello.get(b"role") in REPLICA:
                 raise ReplicaError(self.server.address, None if self._source is None else self._source.where)
             return OpenConnection(_take_over(connection, protocol), version, self.server.address, in_cluster)
 

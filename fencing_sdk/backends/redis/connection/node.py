@@ -22,7 +22,7 @@ from typing import NamedTuple
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk._values.tasks import cancel_and_wait, retrieve
-from fencing_sdk.backends.redis.connection.dial import BACKEND, RedisDialer
+from fencing_sdk.backends.redis.connection.dial import BACKEND, REPLICA, RedisDialer
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
 from fencing_sdk.errors import BackendRefusedError
@@ -38,6 +38,8 @@ _CONFIRM_MS = 200
 
 _A_CLUSTER = "the server is part of a cluster; write redis+cluster://, or pass a RedisCluster"
 _CLOCK = BootClock()
+_READ_ONLY_SINCE = (7,)
+"""Version with EVAL_RO, which also runs during ``CLIENT PAUSE ... WRITE``."""
 NOT_MASTER = {"READONLY", "MASTERDOWN", "NOREPLICAS"}
 """Errors of a server that is a replica now, or of a master that may have been replaced because it is cut off."""
 
@@ -80,6 +82,8 @@ class RedisNode:
         self._opening_since = 0.0
         self.version: tuple[int, ...] = ()
         """The server's version, once a connection was open."""
+        self.read_only = False
+        """True if it has commands for scripts that only read."""
 
     @property
     def open_pipe(self) -> Pipe | None:
@@ -135,6 +139,7 @@ class RedisNode:
             await pipe.closed()
             raise
         self.version = connection.version
+        self.read_only = connection.version >= _READ_ONLY_SINCE
         self.connection = pipe
         self._on_connect(self, pipe)
         return pipe
@@ -150,18 +155,25 @@ class RedisNode:
         """
         pipe = await self.pipe()
         try:
-            return await self._answer(pipe, _send(pipe, call, call.by_hash()))
+            return await self._answer(pipe, self._send(pipe, call))
         except ReplyError as error:
-            if error.code != "NOSCRIPT":
+            if not self.wants_text(error):
                 raise
-        return await self._answer(pipe, _send(pipe, call, call.by_text()))
+        return await self._answer(pipe, self._send(pipe, call, by_text=True))
+
+    def wants_text(self, error: ReplyError) -> bool:
+        """Return whether a call may be repeated by its text; a command that the server lacks is not sent again."""
+        if error.code == "NOCOMMAND" and error.command.endswith("_ro"):
+            self.read_only = False
+            return True
+        return error.code == "NOSCRIPT"
 
     async def run_asking(self, call: ScriptCall) -> Reply:
         """Run a script on this server while the slot is still moving to it."""
         pipe = await self.pipe()
         pipe.call("ASKING").add_done_callback(retrieve)
         call = call._replace(untracked=False)  # ASKING counts for the next command alone
-        return await self._answer(pipe, _send(pipe, call, call.by_text()))
+        return await self._answer(pipe, self._send(pipe, call, by_text=True))
 
     async def ask(self, *words: Argument) -> Reply:
         """Send one command that is not a script, and has no keys. Raise as `run` does."""
@@ -174,23 +186,38 @@ class RedisNode:
             pipe = await self.pipe()
         except Exception as error:  # noqa: BLE001  (each call fails with the driver's error)
             return [error] * len(calls)
-        sent = [_send(pipe, call, call.by_hash()) for call in calls]
+        sent = [self._send(pipe, call) for call in calls]
         outcomes = [await outcome_of(self._answer(pipe, one)) for one in sent]
-        again = [n for n, found in enumerate(outcomes) if isinstance(found, ReplyError) and found.code == "NOSCRIPT"]
+        again = [n for n, found in enumerate(outcomes) if isinstance(found, ReplyError) and self.wants_text(found)]
         texts: set[str] = set()  # each is sent once; the calls after it go by hash
         resent = []
         for number in again:
             call = calls[number]
-            words = call.by_hash() if call.script.sha in texts else call.by_text()
+            resent.append(self._send(pipe, call, by_text=call.script.sha not in texts))
             texts.add(call.script.sha)
-            resent.append(_send(pipe, call, words))
         for number, one in zip(again, resent, strict=True):
             outcomes[number] = await outcome_of(self._answer(pipe, one))
         return outcomes
 
+    def _send(self, pipe: Pipe, call: ScriptCall, *, by_text: bool = False) -> _Sent:
+        """Send a call and, right behind it, the question for the replicas, or for the role if the script only reads."""
+        if call.untracked:  # it counts for the next command alone
+            pipe.call("CLIENT", "CACHING", "NO").add_done_callback(retrieve)
+        words = (call.by_text if by_text else call.by_hash)(read_only=self.read_only)
+        reply = pipe.call(*words, follow=call.follow)
+        confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
+        role = pipe.call("HELLO") if call.script.reads and self.read_only and not self._in_cluster else None
+        return _Sent(reply, confirmation, call.replicas, role)
+
     async def _answer(self, pipe: Pipe, sent: _Sent) -> Reply:
         """Wait for the reply, and for the replicas that the call demands."""
         reply = await self._reply(pipe, sent.reply)
+        if sent.role is not None:
+            hello = await outcome_of(self._reply(pipe, sent.role))
+            if isinstance(hello, dict) and hello.get(b"role") in REPLICA:  # which runs what only reads all the same
+                pipe.close("the server is not a master")
+                msg = "READONLY"
+                raise ReplyError(msg)
         if sent.confirmation is None:
             return reply
         try:
@@ -233,15 +260,7 @@ class _Sent(NamedTuple):
     reply: asyncio.Future[Reply]
     confirmation: asyncio.Future[Reply] | None
     replicas: int
-
-
-def _send(pipe: Pipe, call: ScriptCall, words: tuple[Argument, ...]) -> _Sent:
-    """Send a call and, right behind it, the question for the replicas."""
-    if call.untracked:  # it counts for the next command alone
-        pipe.call("CLIENT", "CACHING", "NO").add_done_callback(retrieve)
-    reply = pipe.call(*words, follow=call.follow)
-    confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
-    return _Sent(reply, confirmation, call.replicas)
+    role: asyncio.Future[Reply] | None
 
 
 def cancellations() -> int:

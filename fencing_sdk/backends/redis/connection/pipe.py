@@ -74,7 +74,7 @@ class ReplyError(Exception):
 
 _CODE = re.compile("[A-Z]{1,32}")
 _QUOTE = re.compile(r"[\s(][`'\"]|[\r\n]")
-_NAMED = re.compile(r" run the '([a-z|]{1,40})' command|ERR unknown command ['`]([A-Za-z|]{1,40})['`]")
+_NAMED = re.compile(r" run the '([a-z_|]{1,40})' command|ERR unknown command ['`]([A-Za-z_|]{1,40})['`]")
 _WITHOUT_CODE = (
     # Redis 7.0 says "The user executing the script can't ...", from 7.2 on and Valkey "ACL failure in script: ...".
     ("NOPERM", re.compile(r"ERR (The user executing the script can't |[^'`]*\b(ACL|permissions?)\b)")),

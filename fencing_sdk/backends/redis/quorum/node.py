@@ -59,7 +59,7 @@ _CLOCK = BootClock()
 class NodeRequest:
     """A call of a script, packed once for all nodes that get it."""
 
-    __slots__ = ("_call", "by_hash", "followed", "untracked")
+    __slots__ = ("_by_hash", "_call", "followed", "untracked")
 
     def __init__(self, call: ScriptCall) -> None:
         self._call = call
@@ -67,13 +67,17 @@ class NodeRequest:
         """True if a command stands behind it that lets client tracking follow a key."""
         self.untracked = call.untracked
         """True if client tracking must not follow what it reads."""
-        self.by_hash = self._packed(call.by_hash())
+        self._by_hash: dict[bool, bytes] = {}
 
-    def by_text(self) -> bytes:
-        """The same for a server that does not know the script."""
-        return self._packed(self._call.by_text())
+    def packed(self, *, by_text: bool, read_only: bool) -> bytes:
+        """Pack the command of `ScriptCall.by_text` or `ScriptCall.by_hash`; the latter once for all nodes."""
+        if by_text:
+            return self._pack(self._call.by_text(read_only=read_only))
+        if read_only not in self._by_hash:
+            self._by_hash[read_only] = self._pack(self._call.by_hash(read_only=read_only))
+        return self._by_hash[read_only]
 
-    def _packed(self, words: tuple[Argument, ...]) -> bytes:
+    def _pack(self, words: tuple[Argument, ...]) -> bytes:
         packed = pack(words)
         return packed + pack(("EXISTS", *self._call.follow)) if self.followed else packed
 
@@ -183,8 +187,7 @@ class QuorumNode:
             self._on_vote(self, pipe)
 
     async def _ask(self, pipe: Pipe) -> None:
-        call = self._requests.look()
-        replies = [pipe.call(*call.by_text()), pipe.call("INFO", "server"), pipe.call("INFO", "persistence")]
+        replies = [pipe.call(*self._requests.look()), pipe.call("INFO", "server"), pipe.call("INFO", "persistence")]
         for reply in replies:
             reply.add_done_callback(retrieve)
         knowledge = read_knowledge(await replies[0])
@@ -212,13 +215,13 @@ class QuorumNode:
                     self.open_soon(at_once=True)
 
             asyncio.get_running_loop().call_later(_READ_FIRST, close_if_silent)
-        if pipe is None or not self._post(pipe, request, request.by_hash, answer):
+        if pipe is None or not self._post(pipe, request, answer):
             answer(self.number, PipeError("the node is not connected"))
 
-    def _post(self, pipe: Pipe, request: NodeRequest, packed: bytes, answer: Answer) -> bool:
+    def _post(self, pipe: Pipe, request: NodeRequest, answer: Answer, *, by_text: bool = False) -> bool:
         def take(reply: Reply) -> None:
             if isinstance(reply, ReplyError):
-                if reply.code == "NOSCRIPT" and self._post(pipe, request, request.by_text(), answer):
+                if self.server.wants_text(reply) and self._post(pipe, request, answer, by_text=True):
                     return
                 if reply.code == "EPOCH":
                     self.asked = None  # ask the server again what it knows
@@ -229,6 +232,7 @@ class QuorumNode:
 
         if request.untracked:  # it counts for the next command alone
             pipe.post(_UNTRACKED, _drop)
+        packed = request.packed(by_text=by_text, read_only=self.server.read_only)
         return pipe.post(packed, take, followed=request.followed)
 
     async def ask(self, call: ScriptCall) -> Reply:
@@ -280,7 +284,7 @@ class QuorumNode:
 
         for key, (request, until) in owed.items():
             if until > now:
-                self._post(pipe, request, request.by_hash, partial(owe_again, key, request, until))
+                self._post(pipe, request, partial(owe_again, key, request, until))
 
     async def aclose(self, *, patience: float) -> None:
         """Close the connection, after *patience* seconds at most for requests that the node has not answered."""

@@ -1,13 +1,5 @@
 -- What operators do: found a quorum, list what is held, and revoke it.
 
--- [look]
--- What the node knows about the quorum it belongs to.
---   KEYS  epoch, founding, id, run
---   ->    {epoch, founding, id, run}, '' where there is none
-local known = {}
-for i, key in ipairs(KEYS) do known[i] = redis.call('GETEX', key) or '' end
-return known
-
 -- [found]
 -- One step of founding. Each is safe to repeat, and none changes a node that has an epoch.
 --   KEYS  epoch, founding, id, run
@@ -63,10 +55,10 @@ for _, key in ipairs(found[2]) do longest = math.max(longest, redis.call('PTTL',
 return {found[1], longest}
 
 -- [inspect]
--- Return the hold, and the ms until it ends. Client tracking does not follow the key, because GETEX counts as a write.
+-- Return the hold, and the ms until it ends.
 --   KEYS  hold
 --   ->    {hold, ms left} | nil
-local held = redis.pcall('GETEX', KEYS[1])
+local held = redis.pcall('GET', KEYS[1])
 if type(held) == 'table' or not held then return held end
 return {held, redis.call('PTTL', KEYS[1])}
 
@@ -82,7 +74,7 @@ end
 
 local found = {}
 for i = 1, #KEYS, 2 do
-  local hold = read('GETEX', KEYS[i])
+  local hold = read('GET', KEYS[i])
   found[#found + 1] = hold and {hold, redis.call('PTTL', KEYS[i]), read('ZCARD', KEYS[i + 1]) or 0}
 end
 return found

@@ -356,7 +356,7 @@ async def _admit(nodes: QuorumNodes, forgetful: Sequence[QuorumNode], requests: 
     if len(healthy) < needed:
         msg = (
             f"only {len(healthy)} of {len(nodes)} nodes remember the last tokens, and {needed} are needed; stop all "
-            f"clients for their longest ttl, delete the key {requests.look().keys[0]} on every node, and run "
+            f"clients for their longest ttl, delete the key {requests.look()[1]} on every node, and run "
             "fencing init: tokens then go on from the clients' clocks"
         )
         raise BackendRefusedError(BACKEND, "init", msg)

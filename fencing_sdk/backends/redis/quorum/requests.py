@@ -46,11 +46,10 @@ HEAL = RedisScript(_HOLD_PART, f"{_HOLDS} [heal]")
 RELEASE = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [release]")
 JOIN = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [join]")
 LEAVE = RedisScript(*_LINE, f"{_HOLDS} [leave]")
-INSPECT = RedisScript(f"{_OPERATING} [inspect]")
-LISTED = RedisScript(f"{_OPERATING} [listed]")
+INSPECT = RedisScript(f"{_OPERATING} [inspect]", reads=True)
+LISTED = RedisScript(f"{_OPERATING} [listed]", reads=True)
 REVOKE = RedisScript(*_LINE, _HOLD_PART, f"{_OPERATING} [revoke]")
 NOTED = RedisScript(f"{_OPERATING} [noted]")
-LOOK = RedisScript(f"{_OPERATING} [look]")
 FOUND = RedisScript(f"{_OPERATING} [found]")
 SEAL = RedisScript(f"{_OPERATING} [seal]")
 ADMIT = RedisScript(f"{_OPERATING} [admit]")
@@ -156,7 +155,7 @@ class QuorumRequests:
 
     def inspect(self, name: str) -> ScriptCall:
         """Ask who has the hold on one node."""
-        return ScriptCall(INSPECT, (self.hold(name),), ())
+        return ScriptCall(INSPECT, (self.hold(name),), (), untracked=True)
 
     def revoke(self, name: str, seen: SeenHold, revocation: str, reason: str, patience: float) -> ScriptCall:
         """Take the hold of a grant that was *seen* away on one node; note by which revocation and why, for a while."""
@@ -187,9 +186,9 @@ class QuorumRequests:
         """The lock of a key that `holds` has found; None for a key of another program."""
         return self._keys.name(hold, ending=_HOLD)
 
-    def look(self) -> ScriptCall:
-        """Ask what the node knows about its quorum."""
-        return ScriptCall(LOOK, self._about(), ())
+    def look(self) -> tuple[str, ...]:
+        """Ask what the node knows about its quorum, by a command of the server."""
+        return ("MGET", *self._about())
 
     def found(self, step: str, value: str, more: str = "") -> ScriptCall:
         """Take one step of founding."""
@@ -240,7 +239,7 @@ def read_hold(reply: Reply) -> SeenHold | None:
 def read_knowledge(reply: Reply) -> Knowledge:
     """Read what a node knows about its quorum. Raise ValueError if a key holds something else."""
     if isinstance(reply, list) and len(reply) == len(Knowledge._fields):
-        return Knowledge(*(bytes(part).decode(errors="replace") for part in reply))
+        return Knowledge(*(bytes(part or b"").decode(errors="replace") for part in reply))
     msg = "no knowledge"
     raise ValueError(msg)
 
