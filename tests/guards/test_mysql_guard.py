@@ -23,6 +23,7 @@ from fencing_sdk import (
     StaleTokenError,
     Token,
     UsageError,
+    connect,
 )
 from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.errors import UnsupportedError
@@ -224,6 +225,26 @@ async def test_an_engine_at_serializable_raises_a_fence_that_was_raised_meanwhil
     finally:
         if mariadb:
             server.ask("SET GLOBAL innodb_snapshot_isolation = DEFAULT")
+
+
+async def test_a_session_that_reads_before_it_takes_the_lock_is_outdated_at_each_try(server):
+    """MariaDB has the setting on since 11.6; MySQL has none."""
+    if server.flavour != "mariadb":
+        return
+    guard = SqlGuard(server.url)
+    async with server.connected() as connection, connection.cursor() as cursor, connect(server.url) as locks:
+        await guard.raise_to("a", 1)
+        await cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+        for _ in range(2):
+            await cursor.execute("SELECT * FROM fencing_fence")
+            async with locks.lock("a", fences=[guard]) as lease:
+                with pytest.raises(asyncmy.errors.MySQLError, match="1020") as refused:
+                    await guard.admit(connection, "a", lease.token)
+            assert "end the transaction before you take the lock" in refused.value.__notes__[0]
+            await connection.rollback()
+        async with locks.lock("a", fences=[guard]) as lease:
+            await guard.admit(connection, "a", lease.token)
+            await connection.commit()
 
 
 async def test_a_store_raises_the_fence_in_the_transaction_of_its_grant(server):

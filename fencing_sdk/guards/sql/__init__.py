@@ -53,9 +53,10 @@ class SqlGuard(Uncopied):
     the lock of this resource's fence, so no other writer can come between the check and the commit.
     If a transaction has read before, the database may refuse it, because what it read is
     outdated: "database is locked" on SQLite, SQLSTATE 40001 at PostgreSQL's levels REPEATABLE READ
-    and SERIALIZABLE, the errors 1213 and 1020 on MySQL and MariaDB. Roll back and try again. A rollback also
-    undoes the fence, and so does a rollback to an earlier savepoint. Read after `admit` what you decide by: what
-    was read before may be outdated.
+    and SERIALIZABLE, the errors 1213 and 1020 on MySQL and MariaDB. Roll back and try again. If the transaction
+    has read before the lock is taken with ``fences=[guard]``, MariaDB 11.6 or newer raises 1020 at each try: end it
+    before you take the lock. A rollback also undoes the fence, and so does a rollback to an earlier savepoint. Read
+    after `admit` what you decide by: what was read before may be outdated.
 
     The guard raises errors of the database unchanged. Not promised: anything about writes to this data
     that do not admit, or that go to another database than *connect*.

@@ -26,6 +26,8 @@ from fencing_sdk.guards.sql._transaction import MYSQL, Parameters, Row, Transact
 
 _NO_SUCH_TABLE = 1146
 _LOCK_WAIT = 1205
+_OUTDATED = 1020
+"""MariaDB's error with ``innodb_snapshot_isolation``: the row has changed since the transaction first read."""
 _DENIED = {1142, 1143}
 """The user may not do that with the table, or with a column of it."""
 _NARROW = {"tinyint", "smallint", "mediumint", "int", "float"}
@@ -197,6 +199,11 @@ class MysqlFences(FenceTable):
                 )
             elif code in _DENIED:
                 error.add_note(f"fencing_sdk: SqlGuard needs the rights SELECT, INSERT and UPDATE on {self._table}")
+            elif code == _OUTDATED:
+                error.add_note(
+                    "fencing_sdk: this transaction has read before the fence was raised, and innodb_snapshot_isolation "
+                    "is on; with fences=[guard] every try fails so: end the transaction before you take the lock"
+                )
             raise
 
 
