@@ -265,6 +265,18 @@ async def test_a_guard_for_a_url_needs_no_resp3(start_redis):
         assert await guard.execute("a", NEW, ("GET", guard.key("a", "n"))) == [None]
 
 
+async def test_a_refusal_of_resp3_to_a_client_of_the_caller_has_a_note_of_its_own(start_redis):
+    server, other = start_redis(rename_command=['HELLO ""']), start_redis()
+    async with Redis.from_url(server.url, protocol=3) as refused, Redis.from_url(other.url, protocol=3) as client:
+        for call in (RedisGuard(refused).raise_to("a", NEW), RedisGuard(refused).set("a", NEW, "x", 1)):
+            with pytest.raises(ResponseError) as raised:
+                await call
+            assert "protocol=2" in raised.value.__notes__[0]
+        with pytest.raises(ResponseError) as raised:
+            await RedisGuard(client).execute("a", NEW, ("LPUSH", "x"))
+        assert "protocol=2" not in raised.value.__notes__[0]
+
+
 async def test_what_is_no_fence_lets_nobody_in(guard, redis_server):
     """One grammar: what the script takes for a fence, `highest` does, and what neither has written is none."""
     wrong = (

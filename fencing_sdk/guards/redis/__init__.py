@@ -21,6 +21,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import parse_qsl
 
@@ -59,6 +60,10 @@ Client: TypeAlias = "Redis | RedisCluster | Valkey | ValkeyCluster"
 
 _PATIENCE = 5.0
 """Seconds that a client for a URL waits for an answer, unless the URL sets another limit."""
+_NO_RESP3 = (
+    "fencing_sdk: the connection was refused before the first command; a server or proxy that does not speak RESP3 "
+    "refuses HELLO, which redis-py 8 sends: then make the client with protocol=2"
+)
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PORT = 6379
 _SINGLE = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
@@ -109,7 +114,9 @@ class RedisGuard(StoreGuard):
         self._is_own = isinstance(client_or_url, str)
         self._client: Any = _client_for(client_or_url) if isinstance(client_or_url, str) else client_or_url
         self._family = _family(self._client)
-        self._no_script: type[Exception] = importlib.import_module(f"{self._family}.exceptions").NoScriptError
+        errors = importlib.import_module(f"{self._family}.exceptions")
+        self._no_script: type[Exception] = errors.NoScriptError
+        self._refused: type[Exception] = errors.ResponseError
         self._is_cluster = hasattr(self._client, "get_node_from_key")
         self._execute = CheckedScript(EXECUTE)
         self._check = CheckedScript("")
@@ -295,6 +302,10 @@ class RedisGuard(StoreGuard):
                 files = [given.get(name) for name in _TLS_FILES]
                 if self._is_own and any(files) and (complaint := complaint_about(*files, names=_TLS_FILES)):
                     raise ConfigurationError(complaint) from error
+                names = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)]
+                while_opening = any(name.startswith("on_connect") for name in names)
+                if type(error) is self._refused and while_opening:
+                    error.add_note(_NO_RESP3)
                 raise
             return accepted(tokens, list(fences.values()), reply)
 
