@@ -221,6 +221,9 @@ async def test_an_engine_at_serializable_raises_a_fence_that_was_raised_meanwhil
             await connection.commit()
             await raising
             assert await guard.highest("a") == 12
+            async with engine.connect() as pooled:  # the limit for silence of the guard's transaction has ended with it
+                limits = await pooled.exec_driver_sql("SELECT @@SESSION.wait_timeout, @@GLOBAL.wait_timeout")
+                assert len(set(limits.one())) == 1
             await engine.dispose()
     finally:
         if mariadb:
