@@ -233,8 +233,7 @@ class Heartbeat:
         interval = lease.timing.heartbeat_interval
         self.leases[lease.claim.owner] = lease
         self.granted_at = lease.acquired_at
-        if self._suspends.resting:
-            self._suspends.look()
+        self._suspends.wake()
         when = max(sent_at + interval, lease.acquired_at)  # after a slow grant: at once, and not late
         group = self._open.get(interval)
         if group is None or len(group.members) >= BATCH or not group.since <= when <= group.open_until:

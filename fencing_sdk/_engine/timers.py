@@ -163,7 +163,7 @@ class SuspendWatch:
         self._needed: dict[Hashable, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.resting = True
-        """True if nothing is compared, so that the next lease has to call `look`."""
+        """True if nothing is compared, so that the next lease has to call `wake`."""
         self.leases: Sized = ()
         """The leases of the client. While there are any, the clocks are compared."""
 
@@ -202,7 +202,15 @@ class SuspendWatch:
     def begin(self, key: Hashable) -> None:
         """Compare the clocks from now on, at least as long as *key* needs it."""
         self._needed[key] = None
-        if self.resting:
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the clocks compared. A timer that was set while freezegun stopped the loop may be years ahead."""
+        timer = self._timer
+        if timer is not None and timer.when() - self._loop.time() > 2 * _LOOK_EVERY:
+            timer.cancel()
+            self.look()
+        elif self.resting:
             self.look()
 
     def end(self, key: Hashable) -> None:
@@ -217,7 +225,7 @@ class SuspendWatch:
             self._timer = None
 
     def look(self) -> None:
-        """Compare, and go on as long as that is needed. The first lease after a rest calls this too."""
+        """Compare, and go on as long as that is needed."""
         self._timer = None
         self.resting = not self._needed and not self.leases
         if not self.resting:

@@ -1,5 +1,6 @@
 """A user's test that stops the clock, by freezegun or time-machine, stops no heartbeat and no wait. Real time."""
 
+import asyncio
 import sys
 import threading
 from datetime import UTC, datetime
@@ -56,6 +57,18 @@ async def test_the_client_for_tasks_goes_on_where_the_event_loop_does(stopped):
                 await locks.lock("a", wait=0.05).acquire()
             await log.seen(Renewed, len(log.of(Renewed)) + 2)
         await log.seen(Renewed, len(log.of(Renewed)) + 2)
+        lease.check()
+
+
+async def test_a_client_renews_again_after_the_event_loop_stood_still():
+    log = Log()
+    async with connect("memory://", observers=[log]) as locks:
+        lease = await locks.lock("a", **BEATS).acquire()
+        with freezegun.freeze_time("2040-01-01"):
+            for _ in range(20):
+                await asyncio.sleep(0)
+        async with locks.lock("b", **BEATS):
+            await log.seen(Renewed, len(log.of(Renewed)) + 4)
         lease.check()
 
 
