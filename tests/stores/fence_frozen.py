@@ -1,9 +1,10 @@
 """
 A process that stops itself before it sends its Nth message, as a machine may that is suspended.
 
-    fence_frozen.py URL raise_to|fences N
+    fence_frozen.py URL raise_to|fences|schema N
 
-It says "ready", waits for a line, and raises the fence of seats/42. If it needs fewer messages, it says "done".
+It says "ready", waits for a line, and raises the fence of seats/42 or creates the schema of the store. If it needs
+fewer messages, it says "done".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from asyncio.selector_events import _SelectorSocketTransport as SocketTransport 
 from typing import Any
 
 from fencing_sdk.abc import Claim
-from fencing_sdk.abc._powers import SupportsFence
+from fencing_sdk.abc._powers import SupportsFence, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.guards.sql import SqlGuard
 
@@ -41,12 +42,16 @@ def stop_before(number: int) -> None:
 
 async def main(url: str, action: str, number: str) -> None:
     guard, backend = SqlGuard(url), from_url(url)
-    await backend.open()
+    if action != "schema":
+        await backend.open()
     say("ready")
     sys.stdin.readline()
     stop_before(int(number))
     if action == "raise_to":
         await guard.raise_to("seats/42", int(number))
+    elif action == "schema":
+        assert isinstance(backend, SupportsSchema)
+        await backend.create_schema()
     else:
         assert isinstance(backend, SupportsFence)
         await backend.acquire_fenced(Claim("seats/42", 60.0), [(guard, "seats/42")])

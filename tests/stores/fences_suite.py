@@ -36,6 +36,10 @@ class FencesSuite:
         """Let the grant of `SEAT` end now."""
         raise NotImplementedError
 
+    async def drop_schema(self, bench: Any) -> None:
+        """Drop the tables of the store."""
+        raise NotImplementedError
+
     async def waits_for_a_row(self, bench: Any) -> bool:
         """Return whether a transaction waits for a row that another one has locked."""
         raise NotImplementedError
@@ -191,8 +195,8 @@ class FencesSuite:
                     pass
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("action", ["fences", "raise_to"])
-    async def test_a_client_that_freezes_before_any_of_its_messages_holds_nobody_up(self, action, guard, bench):
+    @pytest.mark.parametrize("action", ["fences", "raise_to", "schema"])
+    async def test_a_client_that_freezes_before_any_message_holds_nobody_up(self, action, backend, guard, bench):
         """The next taker holds while the first one is still frozen."""
         async with worker_processes() as start, connect(bench.url) as locks:
             for number in itertools.count(1):
@@ -204,6 +208,9 @@ class FencesSuite:
                     break
                 if action == "raise_to":
                     await guard.raise_to(SEAT, number + 1)
+                elif action == "schema":
+                    await backend.create_schema()
+                    await self.drop_schema(bench)
                 else:
                     await self.end_grant(bench)
                     for fences in [], [guard]:

@@ -18,6 +18,9 @@ class TestPostgresql(OnPostgresql, FencesSuite):
     async def end_grant(self, bench):
         await bench.server.execute("UPDATE fencing.fencing_lock SET expires_at = now() WHERE name = 'seats/42'")
 
+    async def drop_schema(self, bench):
+        await bench.server.execute("DROP SCHEMA fencing CASCADE")
+
     async def waits_for_a_row(self, bench):
         return bool(await bench.server.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
@@ -39,6 +42,10 @@ class TestMysql(OnMysql, FencesSuite):
 
     async def end_grant(self, bench):
         await bench.server.execute("UPDATE fencing_lock SET held_until = 0, grants = '[]' WHERE name = 'seats/42'")
+
+    async def drop_schema(self, bench):
+        names = ("lock", "waiter", "sign", "revoked", "bell")
+        await bench.server.execute(f"DROP TABLE {', '.join(f'fencing_{name}' for name in names)}")
 
     async def waits_for_a_row(self, bench):
         waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"

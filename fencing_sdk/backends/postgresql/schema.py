@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 
-from fencing_sdk._values.drivers import packed_text
+from fencing_sdk._values.drivers import IDLE_LIMIT, packed_text
 from fencing_sdk.backends.postgresql.driver import DriverConnection
 from fencing_sdk.errors import ConfigurationError, shown
 
@@ -77,15 +78,16 @@ async def create(connection: DriverConnection, schema: str) -> None:
     Raises:
         Exception: the driver's error.
     """
-    await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+    await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
     try:
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # "text" is the built-in type
-        await connection.execute(f"SELECT pg_catalog.pg_advisory_xact_lock({_KEY})")
-        found = await connection.fetchrow(
+        # Parsed before the lock: IDLE_LIMIT does not count between the parsing of a statement and its execution.
+        look = await connection.prepare(
             "SELECT to_regprocedure($1) IS NOT NULL, to_regnamespace($2) IS NOT NULL",
-            newest_function(schema),
-            quoted(schema),
+            name=f"fencing_{uuid.uuid4().hex}",
         )
+        await connection.execute(f"SELECT pg_catalog.pg_advisory_xact_lock({_KEY})")
+        found = await look.fetchrow(newest_function(schema), quoted(schema))
         assert found is not None
         complete, schema_exists = found[0], found[1]
         if not complete:
