@@ -202,7 +202,7 @@ def quart_app(guard: Guard | None, write: Write, **options: bool):
 async def sanic_app(guard: Guard | None, write: Write, **options: bool):
     """Served by Sanic's own server, which has no middleware of ASGI."""
     Sanic._app_registry.clear()
-    app = Sanic("seats")
+    app = Sanic("tested")  # the page has an application of the name "seats"
 
     @app.put("/seats/<seat>", unquote=True)
     async def handler(request, seat):
