@@ -89,10 +89,12 @@ _SHOWN = 64
 """Characters of a name. Two of them, with every one escaped, stay below what a store keeps, also behind a note."""
 _ALLOWANCE = 10.0
 """Seconds by which a store may show more than the ttl: it rounds up, has a least ttl, or another clock than ours."""
+_SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,12})?) s"
 _NOTE = re.compile(
-    r"(when )?its run has ended, kept until ([0-9T:+-]{10,40}) \(ttl ([0-9]{1,9}(?:\.[0-9]{1,12})?) s\)(?:; (.*))?",
-    re.DOTALL,
+    rf"(when )?its run has ended, kept for {_SECONDS} from its start \(ttl {_SECONDS}\)(?:; (.*))?", re.DOTALL
 )
+_LONGEST = 1e9
+"""Seconds: so many fit into a date."""
 
 
 def label_of(*given: str | None) -> str:
@@ -130,11 +132,11 @@ def harmless(name: str) -> str:
 
 def say_kept(label: str, at_least_for: float, ttl: float) -> str:
     """
-    Return the *label* of a run that begins now, with a note until when its lock is kept after it.
+    Return the *label* of a run that begins now, with a note for how long its lock is kept.
 
-    The time is that of this host's wall clock.
+    It names no moment, because the wall clock of this host may be wrong: see `read_facts`.
     """
-    note = f"when its run has ended, kept until {_iso(wall_seconds() + at_least_for)} (ttl {ttl:.12g} s)"
+    note = f"when its run has ended, kept for {at_least_for:.12g} s from its start (ttl {ttl:.12g} s)"
     return f"{note}; {label}"[:LABEL_LIMIT] if label else note
 
 
@@ -147,11 +149,11 @@ class HolderFacts(NamedTuple):
     """Facts in the label of a holder. Another client wrote it, so all but *text* is made harmless."""
 
     kept_until: str | None
-    """When the lock will be free, as the holder wrote it, if the lock is kept after its run has ended."""
+    """When the lock will be free, by the clock of the reader, if the lock is kept after its run has ended."""
     state: str
     """The same as a sentence, or that the lock will be kept when its run has ended; else empty."""
     who: str | None
-    """Program, process id, host, and since when, if a client or a command stored them."""
+    """Program, process id, host, and since when by the reader's clock, if a client or a command stored them."""
     text: str
     """The holder's own text, without the note about keeping."""
 
@@ -165,25 +167,34 @@ NOTHING_KNOWN = HolderFacts(None, "", None, "")
 
 
 def read_facts(one: Holder | Waiting) -> HolderFacts:
-    """Return what the label of a holder, or of a waiter, says."""
-    text, kept_until, state = one.label or "", None, ""
-    remaining, held_for = (one.remaining, one.held_for) if isinstance(one, Holder) else (0.0, None)
+    """
+    Return what the label of a holder, or of a waiter, says.
+
+    Moments are reckoned from the wall clock of this process and the seconds that the store counts.
+    """
+    text, kept_until, state, now = one.label or "", None, "", wall_seconds()
+    began = None if isinstance(one, Waiting) or one.held_for is None else now - one.held_for
     if note := _NOTE.fullmatch(text):
-        ended, until, ttl, text = note[1] is None, note[2], float(note[3]), note[4] or ""
-        state = f"when its run has ended, kept until {until}"
-        if ended or remaining > ttl + max(_ALLOWANCE, ttl / 4):
-            kept_until, state = until, f"kept until {until}, nothing runs"
-            held_for = None  # a store may count it from the moment at which the grant passed on
-    return HolderFacts(kept_until, state, _who(text, held_for), text)
+        ended, kept_for, ttl, text = note[1] is None, float(note[2]), float(note[3]), note[4] or ""
+        state = f"when its run has ended, kept for {note[2]} s from its start"
+        if began is not None:
+            state = f"when its run has ended, kept until {_iso(began + kept_for)}"
+        if isinstance(one, Holder) and (ended or one.remaining > ttl + max(_ALLOWANCE, ttl / 4)):
+            kept_until = _iso(now + min(one.remaining, _LONGEST))
+            state = f"kept until {kept_until}, nothing runs"
+            began = None  # a store may count from the moment at which the grant passed on
+    return HolderFacts(kept_until, state, _who(text, began), text)
 
 
-def _who(text: str, held_for: float | None) -> str | None:
+def _who(text: str, began: float | None) -> str | None:
     import json
 
     try:
         facts = json.loads(text)
         host, pid, program = facts["host"], facts["pid"], facts["program"]
-        since = facts.get("start", "") if held_for is None else _iso(wall_seconds() - held_for)
+        since = f"{start} by its clock" if (start := facts.get("start", "")) else ""
+        if began is not None:
+            since = _iso(began)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
     pid, program, host, since = (harmless(str(fact)) for fact in (pid, program, host, since))

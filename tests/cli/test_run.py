@@ -138,7 +138,7 @@ def test_others_see_until_when_a_lock_is_kept_and_that_nothing_runs(fencing: Fen
     for seen in looks:
         note = re.search(r"kept until (\S{25}), nothing runs", seen)
         assert note, seen
-        assert before <= datetime.fromisoformat(note[1]) <= datetime.now(UTC) + timedelta(hours=1)
+        assert before <= datetime.fromisoformat(note[1]) <= datetime.now(UTC) + timedelta(hours=1.02)  # a store's clock
     for seen in looks[:3]:
         assert ("deploy 42" if options else "true (pid ") in seen
 

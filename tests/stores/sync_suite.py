@@ -118,7 +118,7 @@ class SyncSuite:
             during, after = outcome.value, look()
         assert f"(pid {os.getpid()}) on {os.uname().nodename}" in str(during.who)
         assert during.kept_until is None
-        assert during.state.startswith("when its run has ended, kept until ")
+        assert during.state.startswith("when its run has ended, kept ")
         assert after.state == f"kept until {after.kept_until}, nothing runs"
 
     @in_a_thread

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from inside import LoopClock, facts_about_command, held_here, label_of, memory_on, on_clock, read_facts, say_kept
@@ -207,10 +208,10 @@ def holder(label, remaining=10.0, held_for=None):
     "text",
     [
         *("", "worker 3", "null", "[]", "7", '"host"', "{}", '{"host": "web-1"}', "[" * 1000, "\x1b[2J"),
-        *("when its run has ended", "when its run has ended, kept until soon (ttl 1 s)"),
+        *("when its run has ended", "when its run has ended, kept for ages from its start (ttl 1 s)"),
         *(
-            "when its run has ended, kept until 2026-03-01 (ttl . s)",
-            "when its run has ended, kept until \x1b[2J (ttl 1 s)",
+            "when its run has ended, kept for 20 s from its start (ttl . s)",
+            "when its run has ended, kept for \x1b[2J s from its start (ttl 1 s)",
         ),
     ],
 )
@@ -219,9 +220,10 @@ def test_a_label_that_no_client_wrote_is_shown_as_it_is(text):
 
 
 def test_the_facts_are_a_sentence_whose_words_cannot_move_a_cursor():
-    assert read_facts(holder(FACTS)).summary == "backup.sh (pid 812) on web-1 since 2026-03-01T03:00:00+00:00"
+    assert (
+        read_facts(holder(FACTS)).summary == "backup.sh (pid 812) on web-1 since 2026-03-01T03:00:00+00:00 by its clock"
+    )
     assert read_facts(Waiting("9f8a01c2", label=FACTS)).who == read_facts(holder(FACTS)).who
-    assert "T" in read_facts(holder(FACTS, held_for=5.0)).who.partition(" since ")[2]
     odd = json.dumps({"host": "\x1b[2J" * 90, "pid": ["\n"], "program": None, "start": "\r"})
     assert read_facts(holder(odd)).who.isprintable()
     assert len(read_facts(holder(odd)).who) < 300
@@ -236,6 +238,19 @@ def test_nothing_runs_for_sure_only_if_more_time_is_left_than_any_renewal_gives(
     facts = read_facts(holder(say_kept("worker 3", 3600, ttl), remaining))
     assert (facts.kept_until is not None, facts.state.endswith(", nothing runs")) == (sure, sure)
     assert facts.text == "worker 3"
+
+
+def test_moments_are_those_of_the_reader_whatever_clock_the_holder_has(monkeypatch):
+    now = datetime(2026, 3, 2, 3, tzinfo=UTC)
+    monkeypatch.setattr(reports, "wall_seconds", (now - timedelta(days=1)).timestamp)
+    label = say_kept(facts_about_command("backup.sh"), 60, 15)
+    monkeypatch.setattr(reports, "wall_seconds", now.timestamp)
+    running, kept = read_facts(holder(label, held_for=20.0)), read_facts(holder(say_ended(label), 40.0, held_for=1.0))
+    assert running.state == "when its run has ended, kept until 2026-03-02T03:00:40+00:00"
+    assert kept.kept_until == "2026-03-02T03:00:40+00:00"
+    assert running.who.endswith(" since 2026-03-02T02:59:40+00:00")
+    assert kept.who.endswith(" since 2026-03-01T03:00:00+00:00 by its clock")
+    assert read_facts(holder(label)).state == "when its run has ended, kept for 60 s from its start"
 
 
 def test_a_run_that_has_ended_for_sure_says_so_whatever_time_is_left():

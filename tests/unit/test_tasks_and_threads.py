@@ -238,16 +238,17 @@ async def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_
     await work()
     (running,), parked = seen, await locks.inspect("a")
     assert running.label == f"when {parked.label}"
-    note = re.fullmatch(r"its run has ended, kept until (\S+) \(ttl 15 s\); worker 3", parked.label)
-    until = datetime.fromisoformat(note[1])
-    assert read_facts(running) == (None, f"when its run has ended, kept until {note[1]}", None, "worker 3")
-    assert read_facts(parked) == (note[1], f"kept until {note[1]}, nothing runs", None, "worker 3")
+    assert parked.label == "its run has ended, kept for 20 s from its start (ttl 15 s); worker 3"
+    assert read_facts(running).state.startswith("when its run has ended, kept until 20")
+    facts = read_facts(parked)
+    assert facts == (facts.kept_until, f"kept until {facts.kept_until}, nothing runs", None, "worker 3")
+    until = datetime.fromisoformat(facts.kept_until)
     assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=20)
 
 
 def test_the_note_of_a_parked_lock_leaves_the_label_as_long_as_a_store_can_keep():
     for label in ("", "x" * LABEL_LIMIT):
-        assert check_label(say_kept(label, 60, 15)).startswith("when its run has ended, kept until ")
+        assert check_label(say_kept(label, 60, 15)).startswith("when its run has ended, kept for 60 s")
 
 
 @in_both_worlds
@@ -272,7 +273,7 @@ def test_a_client_may_have_a_label_of_its_own_or_none_for_all_its_locks(world, o
 
         async with locks.lock("a"), locks.lock("b", label="worker 3"):
             assert [(await locks.inspect(name)).label for name in "ab"] == [stored, "worker 3"]
-        kept = rf"when its run has ended, kept until \S+ \(ttl 15 s\)(; {stored})?"
+        kept = rf"when its run has ended, kept for \S+ s from its start \(ttl 15 s\)(; {stored})?"
         assert re.fullmatch(kept, (await work()).value)
 
     in_both_worlds(scenario, label=of_client)(world)
