@@ -67,6 +67,7 @@ from fencing_sdk.errors import (
     DrainingError,
     LockHeldError,
     LossReason,
+    UsageError,
     shown,
 )
 
@@ -91,7 +92,8 @@ class OldLock(Protocol):
     A lock of another library, as `beside` takes it. Write one for a lock of your own.
 
     Each method is one atomic step: a script, or one statement. It may be a coroutine function, or a plain one, which
-    runs in a worker thread. *owner* is new for each acquisition, and begins with ``fencing-``.
+    runs in a worker thread. *owner* is new for each acquisition, and begins with ``fencing-``. What `take` and `renew`
+    return must be a bool: anything else is refused with a `UsageError`, and a lease then ends without its renewal.
     """
 
     def take(self, owner: str, ttl: float, /) -> Awaitable[bool] | bool:
@@ -260,7 +262,11 @@ class OldHold:
             raise BackendUnavailableError(backend_name(self._old), operation, f"no answer within {limit:.3g} s")
         if asking.cancelled():
             raise BackendUnavailableError(backend_name(self._old), operation, "its driver was cancelled from inside")
-        return bool(asking.result())
+        if not isinstance(answer := asking.result(), bool):  # a row of one zero would be a grant
+            name = f"{type(self._old).__name__}.{operation}()"
+            msg = f"{name} must return True or False, not {shown(answer)}; compare what the store says: value == 1"
+            raise UsageError(msg)
+        return answer
 
     async def _keep(self) -> None:
         """Renew the old lock while our lease is held. Release it when that is asked, or when it has expired."""

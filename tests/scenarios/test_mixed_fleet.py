@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -641,6 +642,33 @@ class Shelf:
             self.owner = None
             if self.releasing is not None:  # the answer is on its way for so long
                 await self.releasing()
+
+
+@pytest.mark.parametrize("operation", ["take", "renew"])
+@pytest.mark.parametrize("answer", [(0,), "0", 1, None])
+def test_an_answer_that_is_no_bool_is_no_grant(run, operation, answer):
+    """Such as a row of GET_LOCK, which is true whatever it holds."""
+    old = Shelf()
+
+    async def scenario(locks, both):
+        async def answering(*_):
+            return answer
+
+        setattr(old, operation, answering)
+        if operation == "take":
+            with pytest.raises(
+                UsageError, match=r"Shelf\.take\(\) must return True or False, not " + re.escape(repr(answer))
+            ):
+                await both(locks.lock("report", wait=0), old).acquire()
+        else:
+            with pytest.raises(LeaseLostError) as lost:
+                async with both(locks.lock("report", ttl=1.0, max_hold=5.0), old) as lease:
+                    await lease.wait_lost()
+            assert "max_hold" not in str(lost.value)
+        await soon(lambda: is_released(locks))
+
+    run(scenario)
+    assert not old.taken
 
 
 @pytest.mark.parametrize("releases", [1, 2])
