@@ -13,6 +13,8 @@ VARIABLES = ("wsrep_on", "group_replication_single_primary_mode")
 READ_ONLY = ("read_only", "super_read_only", "innodb_read_only", "transaction_read_only", "tx_read_only")
 """The settings of which each makes a server refuse writes. Aurora's readers have ``innodb_read_only`` alone."""
 
+_LOOK_ALIKES = ("TiDB", "PlanetScale", "Vitess", "OceanBase")
+
 
 def ask_for(*variables: str) -> str:
     """The statement whose rows `values_of` reads."""
@@ -27,6 +29,11 @@ def values_of(rows: Iterable[Sequence[object]]) -> dict[str, str]:
 def read_only(values: Mapping[str, str]) -> str | None:
     """Return which of the settings in `READ_ONLY` makes this server refuse writes; None if it takes them."""
     return next((name for name in READ_ONLY if values.get(name, "OFF") not in {"OFF", "0"}), None)
+
+
+def look_alike(*texts: str) -> str | None:
+    """Return which other database speaks MySQL's protocol here, by its version and comments; None for the real ones."""
+    return next((name for name in _LOOK_ALIKES if any(name.upper() in text.upper() for text in texts)), None)
 
 
 def several_writers(values: Mapping[str, str]) -> str | None:

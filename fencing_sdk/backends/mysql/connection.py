@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fencing_sdk._http.tls import distrust
-from fencing_sdk._mysql import READ_ONLY, VARIABLES, ask_for, driver, read_only, several_writers, values_of
+from fencing_sdk._mysql import READ_ONLY, VARIABLES, ask_for, driver, look_alike, read_only, several_writers, values_of
 from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import packed_text
@@ -41,7 +41,7 @@ _HEAD_START = 0.5
 SCHEMA = packed_text(__package__, "schema.sql")
 _TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
 _SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
-_SHOW_VARIABLES = ask_for("innodb_flush_log_at_trx_commit", *READ_ONLY, *VARIABLES)
+_SHOW_VARIABLES = ask_for("innodb_flush_log_at_trx_commit", "version_comment", *READ_ONLY, *VARIABLES)
 _SYNTAX = 1064
 """The error of a server or a proxy that takes one statement in a text."""
 _NO_HOST = 2003
@@ -90,9 +90,14 @@ class MysqlSession:
         return int(self._connection.thread_id())
 
     @property
+    def version(self) -> str:
+        """What the server calls itself."""
+        return str(self._connection.get_server_info())
+
+    @property
     def is_mariadb(self) -> bool:
         """True for MariaDB, False for MySQL."""
-        return "MariaDB" in self._connection.get_server_info()
+        return "MariaDB" in self.version
 
     async def ask(self, *statements: str) -> list[Rows]:
         """
@@ -223,7 +228,7 @@ class MysqlDialer:
             async with asyncio.timeout(self._patience):
                 (found,) = await session.ask(_SHOW_VARIABLES)
             values = values_of(found)
-            _check_writable(values)
+            _check_writable(values, session.version)
             session.read_only_settings = [name for name in READ_ONLY if name in values]
         except BaseException as error:
             session.drop()
@@ -336,13 +341,15 @@ def statements_of(script: str) -> list[str]:
     return [text.strip() for text in "\n".join(lines).split(";\n") if text.strip(";\n ")]
 
 
-def _check_writable(values: Mapping[str, str]) -> None:
-    """Refuse a server that takes no writes, loses them in a crash, or is not the only one that takes them."""
+def _check_writable(values: Mapping[str, str], version: str) -> None:
+    """Refuse a server that takes no writes, loses them in a crash, is one of several writers, or is no MySQL."""
     if (setting := read_only(values)) is not None:
         raise BackendUnavailableError(BACKEND, "connect", f"the server is read-only: {setting} is on; is it a replica?")
     refusal = several_writers(values)
     if values.get("innodb_flush_log_at_trx_commit") == "0":
         refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"
+    if (other := look_alike(version, values.get("version_comment", ""))) is not None:
+        refusal = f"the server is {other}, and no MySQL: SKIP LOCKED and KILL QUERY may do something else there"
     if refusal is not None:
         raise BackendRefusedError(BACKEND, "connect", refusal)
 

@@ -22,6 +22,7 @@ from stays import LEAVING, PATIENCE, SHORT, opened, renewed_or_over, staying
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LockHeldError, connect
 from fencing_sdk.abc import Claim, Grant, Renewal
 from fencing_sdk.backends.mysql import MysqlBackend, errors, from_url
+from fencing_sdk.backends.mysql.connection import MysqlSession
 from fencing_sdk.errors import BackendError, ConfigurationError, UsageError
 from fencing_sdk.testing.promises.under_test import in_line
 
@@ -268,6 +269,27 @@ async def test_a_server_that_may_be_one_of_several_that_take_writes_is_refused(m
 
 
 # What is no MySQL.
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "name"),
+    [
+        ("version", "8.0.11-TiDB-v8.5.0", "TiDB"),
+        ("version", "8.0.30-Vitess", "Vitess"),
+        ("version_comment", "PlanetScale", "PlanetScale"),
+        ("version_comment", "OceanBase_CE 4.2.1.2", "OceanBase"),
+    ],
+)
+async def test_a_database_that_only_speaks_the_protocol_is_refused_by_its_name(
+    what, text, name, mysql_server, monkeypatch
+):
+    if what == "version":
+        monkeypatch.setattr(MysqlSession, "version", text)
+    else:
+        monkeypatch.setattr("fencing_sdk.backends.mysql.connection.values_of", lambda _: {what: text.upper()})
+    error = await complaint(mysql_server.url)
+    assert refused(error)
+    assert f"the server is {name}, and no MySQL" in str(error)
 
 
 async def silent(reader, _writer):
