@@ -10,10 +10,11 @@ import pymysql
 import pytest
 from local_ports import HOST
 from mysql_replicas import Replicated
-from mysql_stage import SEVERAL
+from mysql_stage import SEVERAL, in_transaction
 from mysql_ways import WAYS, code_of, opened
 from pymysql.constants import CLIENT
 from sqlalchemy.ext.asyncio import AsyncSession
+from stays import eventually
 from through_a_way import ThroughAWay
 
 from fencing_sdk import (
@@ -131,6 +132,38 @@ async def test_a_connection_that_commits_by_itself_is_refused(kind, server):
         with pytest.raises(UsageError, match="begin one first"):
             await SqlGuard().raise_in(connection, "a", NEW)
     assert server.ask("SELECT * FROM fencing_fence") == []
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_a_statement_that_is_cancelled_under_way_is_committed_later_unless_a_guard_is_with_it(guarded, server):
+    """The drivers close their socket, and the server goes on. Here the statement waits for a row meanwhile."""
+    server.ask("CREATE TABLE seat (guest VARCHAR(9)) ENGINE=InnoDB")
+    server.ask("INSERT INTO seat VALUES ('nobody')")
+    server.ask(SqlGuard().ddl("mysql"))
+
+    async def write(guest, token):
+        async with server.connected(autocommit=not guarded) as connection, connection.cursor() as cursor:
+            if guarded:
+                await SqlGuard().admit(connection, "seat", token)
+            await cursor.execute(f"UPDATE seat SET guest = '{guest}'")
+            await connection.commit()
+
+    async def ends():
+        return not await server.fetch("SELECT 1 FROM information_schema.processlist WHERE info LIKE 'UPDATE seat%'")
+
+    async with in_transaction(server, "SELECT * FROM seat FOR UPDATE") as other:
+        writing = asyncio.create_task(write("old", OLD))
+        await server.has_a_waiter()
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert writing.cancelled()
+        await other.execute("UPDATE seat SET guest = 'other'")
+        await other.execute("COMMIT")
+    await eventually(ends, what="the statement of the cancelled task ends")
+    if guarded:
+        assert await server.value("SELECT guest FROM seat") == "other"
+        await write("new", NEW)
+    assert await server.value("SELECT guest FROM seat") == ("new" if guarded else "old")
 
 
 async def test_a_transaction_that_has_ended_unseen_is_found_out(server):
