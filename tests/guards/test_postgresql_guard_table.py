@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from postgresql_ways import opened, sqlstate
 
-from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError
+from fencing_sdk import ConfigurationError, StaleTokenError, Token, UsageError, connect
 from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures", "guard_database"]
@@ -418,6 +418,10 @@ async def test_through_a_proxy_that_pools_transactions(pgbouncer, monkeypatch):
     for token in range(3):
         await asyncio.gather(*(guard.raise_to("a", token) for guard in guards))
     assert await guards[0].highest("a") == 2
+    async with connect(pgbouncer.url) as locks, connect(pgbouncer.url) as others:
+        for client in (locks, others, locks):
+            async with client.lock("a", fences=[guards[0]]) as lease:
+                assert await guards[0].highest("a") == lease.token
 
 
 async def test_a_standby_is_read_and_not_written_to(postgresql_group):
