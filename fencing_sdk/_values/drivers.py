@@ -62,12 +62,13 @@ def missing(module: str | None, extra: str | None) -> str:
     if not (ours or is_frozen()):
         return f"{module} is not installed; run: {command}"
     room = ".".join(parts[: 1 + ours])
-    left_out = _left_out(module, f"--collect-submodules={room}", f"--include-package={room}")
-    return left_out if ours else f"{left_out}, where this was run: {command}"
+    options = f"--collect-submodules={room}", f"--include-package={room}"
+    return _left_out(module, *options, before="" if ours else f"run there: {command}; if that was done, ")
 
 
-def _left_out(what: str | None, pyinstaller: str, nuitka: str) -> str:
-    return f"{what} was left out when this program was packed; add {pyinstaller} (PyInstaller) or {nuitka} (Nuitka)"
+def _left_out(what: str | None, pyinstaller: str, nuitka: str, *, before: str = "") -> str:
+    add = f"{before}add {pyinstaller} (PyInstaller) or {nuitka} (Nuitka)"
+    return f"{what} was left out when this program was packed; {add}"
 
 
 def install(extra: str) -> str:

@@ -172,9 +172,9 @@ def test_in_a_frozen_program_a_missing_driver_names_how_to_pack_it(site, monkeyp
     with pytest.raises(ConfigurationError) as caught:
         from_url(f"valet://user:{SECRET}@host")
     assert str(caught.value) == (
-        "a_driver was left out when this program was packed; add --collect-submodules=a_driver (PyInstaller) or "
-        "--include-package=a_driver (Nuitka), where this was run: pip install 'fencing-sdk[valet]', or '.[valet]' "
-        "in a checkout"
+        "a_driver was left out when this program was packed; run there: pip install 'fencing-sdk[valet]', or "
+        "'.[valet]' in a checkout; if that was done, add --collect-submodules=a_driver (PyInstaller) or "
+        "--include-package=a_driver (Nuitka)"
     )
 
 
