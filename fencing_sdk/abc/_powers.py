@@ -101,7 +101,7 @@ class Raising(NamedTuple):
 
     statement: str
     needs: str
-    """What the statement needs, for an error: the table and the permissions."""
+    """Table and permissions that the statement needs, for an error."""
     report: Callable[[str, Token, int | None], None]
     """Reports what became of a resource and its token. Raises the StaleTokenError, if a fence refuses the token."""
 

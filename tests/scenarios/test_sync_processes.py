@@ -352,7 +352,8 @@ def waiters(tmp_path):
     ("library", "patch"),
     [
         ("gevent", "from gevent import monkey; monkey.patch_all()"),
-        ("eventlet", "import eventlet; eventlet.monkey_patch()"),
+        # Without its resolver: dnspython imports httpx where HTTP/2 is installed, and eventlet patches that in vain.
+        ("eventlet", "import os; os.environ['EVENTLET_NO_GREENDNS'] = 'yes'; import eventlet; eventlet.monkey_patch()"),
     ],
 )
 def test_threads_that_are_greenlets_are_refused_with_a_sentence_when_a_client_is_made(library, patch, tmp_path):

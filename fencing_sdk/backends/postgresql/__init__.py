@@ -87,7 +87,7 @@ _CLOCK = BootClock()
 _MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
 """A schema, table or column that is missing, has another type, or is not permitted."""
 _NOT_RAISED, _HIGHER = "FS003", "FS004"
-"""What ``fencing_acquire_fenced`` raises."""
+"""SQLSTATEs that ``fencing_acquire_fenced`` raises."""
 _BATCH = 1000
 """Leases that one statement renews."""
 

@@ -115,7 +115,7 @@ class PostgresqlFences(FenceTable):
         self._seen_by: WeakSet[object] = WeakSet()
         """Connections that have found the table, committed."""
         self._raising: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-        """What `raising` has returned, by connection."""
+        """Results of `raising`, by connection."""
 
     @classmethod
     async def check_column(cls, transaction: Transaction, table: str, column: str) -> None:
