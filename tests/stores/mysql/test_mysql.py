@@ -8,10 +8,11 @@ from contextlib import aclosing
 import pytest
 from mysql_programs import flavours
 from mysql_server import MysqlServer
+from mysql_stage import asleep
 from own_server import OwnServer
 
 from fencing_sdk.abc import Backend
-from fencing_sdk.backends.mysql import MysqlBackend, from_url
+from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
 from fencing_sdk.backends.mysql.store import Sweeper
 from fencing_sdk.testing import BackendSuite
 
@@ -53,3 +54,18 @@ class TestMysqlBackend(OwnServer, BackendSuite):
         """Delete every row that is not held, however short ago that was."""
         await backend.inspect("anything")
         await backend._mysql._connection.run(Sweeper(backend._mysql._connection, 0.0).sweep)
+
+
+async def test_no_backup_waits_for_the_bell(mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
+    """Every write of the server would stand behind it. On MariaDB, a sleep holds up changes of its own table alone."""
+    monkeypatch.setattr(bell, "_SLEEP", 600)
+    statements = ["SET lock_wait_timeout = 4", "FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES"]
+    statements += ["ALTER TABLE fencing_bell COMMENT = ''"] if mysql_server.flavour == "mysql" else []
+    async with aclosing(from_url(mysql_server.url)) as backend:
+        await backend.open()
+        backend._mysql.open_box(lambda _: None)
+        sleeping = await asleep(mysql_server)
+        async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
+            for statement in statements:
+                await operator.cursor().execute(statement)
+        assert await asleep(mysql_server) == sleeping

@@ -299,17 +299,6 @@ async def test_a_bell_leaves_a_server_that_became_read_only(setting, start_mysql
         await waiter.abandon()
 
 
-async def test_no_backup_waits_for_a_sleep(mysql_server, long_sleep, heard):
-    """Every write of the server would stand behind it. On MariaDB, a sleep holds up changes of its own table alone."""
-    statements = ["FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES"]
-    statements += ["ALTER TABLE fencing_bell COMMENT = ''"] if mysql_server.flavour == "mysql" else []
-    async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
-        cursor = operator.cursor()
-        for statement in ("SET lock_wait_timeout = 4", *statements):
-            await cursor.execute(statement)
-    assert await asleep(mysql_server)
-
-
 async def test_a_sleep_is_no_slow_query(start_mysql, monkeypatch):
     monkeypatch.setattr(bell, "_SLEEP", 0.2)
     slept, ask = asyncio.Event(), bell._unless_interrupted

@@ -91,7 +91,7 @@ ACCOUNTS = {
     "PASSWORD EXPIRE": "the server says: You",
     "ACCOUNT LOCK": "locked",
     "REQUIRE SSL": "or one that has to use TLS, which ?tls=true does",
-    "WITH MAX_QUERIES_PER_HOUR 3": "max_queries_per_hour",
+    "WITH MAX_QUERIES_PER_HOUR 3": "max_que",  # MySQL calls it max_questions
 }
 
 
