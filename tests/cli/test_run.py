@@ -474,7 +474,7 @@ def test_a_supervisor_that_was_frozen_stops_its_command_as_soon_as_it_runs(fenci
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate()
     assert process.returncode == 76
-    assert "paused past the lease's deadline" in err
+    assert "stood still past the lease's deadline" in err
     until(lambda: not alive(fencing.pid("grandchild.pid")), "the end of what the command started")
     assert not fencing.path("told").exists()  # too late to ask
 
