@@ -184,11 +184,11 @@ class TestRedis(OnRedis, BrokenStoreSuite):
     FAULTS: ClassVar = {
         "down": (down("redis"), "Connection refused"),
         "wrong password": (wrong_login, "wrong user or password"),
-        "no scripts": (redis_user("~*", "&*", "+@all", "-@scripting"), "the user may not run 'evalsha'"),
+        "no scripts": (redis_user("~*", "&*", "+@all", "-@scripting"), "the user may not run 'evalsha(_ro)?'"),
         "other keys": (redis_user("~other:*", "&*", "+@all"), "the user may not use a command or a key"),
         "replica": (redis_replica, "is a replica, not a master, and grants no locks"),
     }
-    DENIED = "the user may not use a command or a key"
+    DENIED = "the user may not (?:use a command or a key|run 'evalsha')"
 
     def viewer(self, bench: RedisBench) -> AbstractContextManager[str]:
         rules = block_after("On Redis").split()
@@ -260,7 +260,7 @@ class TestMysql(OnMysql, BrokenStoreSuite):
         "down": (down("mysql", "/app"), "Connection refused"),
         "wrong password": (lambda bench: contextlib.nullcontext(mysql_login(bench)), "wrong user or password"),
         "no rights": (mysql_user(), "the user has no right to use it"),
-        "read-only": (mysql_read_only, "the server is a replica, or read_only is on"),
+        "read-only": (mysql_read_only, "the server is read-only: read_only is on; is it a replica[?]"),
     }
     DENIED = "the user lacks a right: SELECT, INSERT, UPDATE and DELETE on the tables"
 

@@ -73,7 +73,7 @@ class TestMysql(FailoverSuite):
         async with mysql_replicas.Replicated(mysql_flavour) as group:
             yield group
 
-    @pytest.mark.parametrize(("how", "said"), [("kill", "the server is a replica"), ("pause", "inspect failed")])
+    @pytest.mark.parametrize(("how", "said"), [("kill", "is it a replica"), ("pause", "inspect failed")])
     async def test_a_client_goes_on_with_the_promoted_replica(self, how: str, said: str, group: Any):
         """The lease that was replicated goes on with its token, over a dead or silent primary and a new one."""
         async with opened(group.url) as (locks, log), staying(locks.lock("a", **FAR)) as stay:

@@ -23,7 +23,8 @@ class TestPostgresql(OnPostgresql, RevocationNoticesSuite):
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         ):
             return 0
-        said = [text for _, text, *_ in bench.proxy.requests if text.startswith((b"LISTEN", b"UNLISTEN"))]
+        executed = [text for _, *said in bench.proxy.requests for text in said[:1]]  # else it was only prepared
+        said = [text for text in executed if text.startswith((b"LISTEN", b"UNLISTEN"))]
         return sum(1 if text.startswith(b"LISTEN") else -1 for text in said)
 
     async def forge(self, bench, locks, name):
