@@ -91,7 +91,7 @@ class MysqlSession:
 
     @property
     def version(self) -> str:
-        """What the server calls itself."""
+        """Name and version that the server gives itself."""
         return str(self._connection.get_server_info())
 
     @property
