@@ -66,7 +66,7 @@ async def test_a_user_with_one_connection_has_its_settings_read_and_cannot_hand_
 
 
 async def test_a_reader_is_not_one_of_two_that_take_writes(start_mysql: StartMysql):
-    """Of Aurora, where no user may set ``read_only``."""
+    """A reader of Aurora, where no user may set ``read_only``."""
     writer, reader = [await asyncio.to_thread(start_mysql) for _ in range(2)]
     await asyncio.to_thread(reader.restart_as_reader)
     url = writer.url.replace(f":{writer.port}/", f":{writer.port},{HOST}:{reader.port}/")

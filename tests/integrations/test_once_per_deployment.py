@@ -272,7 +272,7 @@ def test_a_process_that_is_frozen_after_its_request_stores_the_answer_late(bank)
 
 
 def test_no_lock_helps_where_another_process_refreshes_meanwhile(bank):
-    """What the page says of a process that is frozen after its request."""
+    """A process that is frozen after its request has spent the token; the next one spends it again."""
     with started(bank.script, "process") as process:
         bank.asked.wait(60)
         process.send_signal(signal.SIGSTOP)

@@ -40,7 +40,7 @@ class NoThread(REAL):
 
 @pytest.fixture
 def at_the_end(monkeypatch):
-    """What Python calls before it waits for the threads of an interpreter that ends."""
+    """Functions that Python calls before it waits for the threads of an interpreter that ends."""
     called = []
     monkeypatch.setattr(threading, "_register_atexit", called.append)
     return called
