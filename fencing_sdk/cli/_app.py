@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
     if not hasattr(os, "posix_spawn"):
         msg = "fencing run needs process groups and signals, which this system does not have"
         raise ConfigurationError(msg)
-    from fencing_sdk.cli.run import Job, run_job
+    from fencing_sdk.cli.run import CommandRun, run_job
 
     given, words = _run_arguments().read(arguments, least=1, most=_NO_LIMIT)
     lock, *command = words
@@ -112,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
     if ways and given.at_least:
         msg = f"--at-least goes without {ways[0]}: it keeps a lock that one command at a time may hold"
         raise ConfigurationError(msg)
-    job = Job(
+    job = CommandRun(
         command,
         given.on_loss,
         given.at_least,

@@ -71,7 +71,7 @@ _OF_ONE_RUN = frozenset({ENV_URL, ENV_URL_FILE, ENV_WITHHELD, ENV_PERMIT})
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CommandRun:
     """A command, what to do when its lease is lost, and how much to say about it."""
 
     command: Sequence[str]
@@ -105,7 +105,7 @@ class Job:
         return locks.rwlock(name, **options).writer if self.exclusive else locks.lock(name, **options)
 
 
-def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
+def run_job(job: CommandRun, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
     """
     Run *job* under the lock, in the store that is named or the default one, and return the exit code.
 
@@ -127,7 +127,7 @@ def run_job(job: Job, lock_name: str, *, where: StoreOptions, **options: Unpack[
     return asyncio.run(supervise(job, lock_name, store=store, **options))
 
 
-async def supervise(job: Job, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
+async def supervise(job: CommandRun, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
     """Run *job* under the lock and return the exit code."""
     check_python("fencing run")
     if store.url.startswith("memory:"):
@@ -203,7 +203,7 @@ def _taken(error: AcquireError, lock: Lock, holder: Holder | None) -> str:
 class Supervision:
     """One command, from the wait for its lock to its end."""
 
-    def __init__(self, job: Job, store: ChosenStore, metrics: MetricsFile | None = None) -> None:
+    def __init__(self, job: CommandRun, store: ChosenStore, metrics: MetricsFile | None = None) -> None:
         self._job = job
         self._store = store
         self._metrics = metrics

@@ -20,7 +20,7 @@ from redis_server import RedisServer
 
 from fencing_sdk import connect
 from fencing_sdk.abc import Holder
-from fencing_sdk.cli.run import Job
+from fencing_sdk.cli.run import CommandRun
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -588,7 +588,7 @@ async def test_others_see_the_label_that_was_given(fencing: Fencing, label: str)
     "program", [b"/opt/" + b"d" * 900 + b"/" + b"n" * 900, b"\xff\xfe" * 200, b'"\\' * 300, "\U0001f600é".encode() * 90]
 )
 def test_a_name_of_any_bytes_makes_a_label_that_every_store_keeps(program: bytes):
-    label = facts_about_command(Job((os.fsdecode(program), "--password=secret"), "term").program)
+    label = facts_about_command(CommandRun((os.fsdecode(program), "--password=secret"), "term").program)
     kept = say_kept(label, 86_400, 0.05)
     assert check_label(kept) == kept
     assert kept.isascii(), "so that a database in any encoding keeps it"

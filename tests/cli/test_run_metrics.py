@@ -22,7 +22,7 @@ from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.cli._child import Child
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
 from fencing_sdk.cli._options import StoreOptions
-from fencing_sdk.cli.run import Job, Supervision
+from fencing_sdk.cli.run import CommandRun, Supervision
 from fencing_sdk.events import Acquired, Event
 
 # `fencing run --metrics-file`: what Prometheus reads of each end of a run, and what outlives it.
@@ -273,7 +273,7 @@ STORE = StoreOptions("memory://").store()
 
 
 async def test_a_signal_between_the_grant_and_the_start_starts_nothing(tmp_path: Path):
-    job = Job(("touch", str(tmp_path / "ran")), "term", quiet=False)
+    job = CommandRun(("touch", str(tmp_path / "ran")), "term", quiet=False)
     watch = Supervision(job, STORE)
 
     def interrupt(event: Event) -> None:
@@ -305,7 +305,7 @@ async def test_a_suspended_command_goes_on_only_with_its_lease(tmp_path: Path, m
 async def test_a_command_that_cannot_even_be_started_gives_the_lock_back(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ):
-    job = Job(("true", "x" * 2**22), "term", quiet=False)
+    job = CommandRun(("true", "x" * 2**22), "term", quiet=False)
     watch = Supervision(job, STORE)
     async with connect(MemoryBackend()) as locks:
         await watch.run(locks.lock("job"))
