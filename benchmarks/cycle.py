@@ -25,8 +25,8 @@ async def cycle(backend: Backend, beside: Mapping[str, Operation], *, times: int
 
     async def pair() -> None:
         claim = Claim("bench", 60.0)
-        await backend.acquire(claim)
-        await backend.release(claim)
+        await backend.draw(claim, only_if_it_holds=True)
+        await backend.give_back(claim)
 
     async with LockClient(backend) as locks:
         held = locks.lock("bench scoped")
@@ -35,5 +35,5 @@ async def cycle(backend: Backend, beside: Mapping[str, Operation], *, times: int
             async with held:
                 pass
 
-        contestants = {**beside, "backend.acquire, backend.release": pair, "async with lock": scoped}
+        contestants = {**beside, "backend.draw, backend.give_back": pair, "async with lock": scoped}
         return compared(await compare(contestants, times=times), reach={"async with lock": reach})

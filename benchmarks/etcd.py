@@ -20,7 +20,7 @@ import aiohttp
 
 from benchmarks.table import Row, compare, compared, run
 from fencing_sdk import Lease, LockClient
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
@@ -76,8 +76,8 @@ async def one_pair(server: EtcdCluster, *, times: int) -> list[Row]:
         await bare.open()
 
         async def pair() -> None:
-            await backend.acquire(claim)
-            await backend.release(claim)
+            await backend.draw(claim)
+            await backend.give_back(claim)
 
         lock = locks.lock("scoped", ttl=3600)
 
@@ -87,7 +87,7 @@ async def one_pair(server: EtcdCluster, *, times: int) -> list[Row]:
 
         contestants = {
             "two transactions": bare.pair,
-            "backend.acquire, backend.release": pair,
+            "backend.draw, backend.give_back": pair,
             "async with lock": scoped,
         }
         rows = compared(await compare(contestants, times=times))
@@ -103,17 +103,17 @@ async def one_pair(server: EtcdCluster, *, times: int) -> list[Row]:
 async def many_renewals(server: EtcdCluster) -> list[Row]:
     backend = from_url(server.url)
     claims = [Claim(f"bench/{number}", 600.0) for number in range(LEASES)]
-    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    await asyncio.gather(*(backend.draw(claim) for claim in claims))
     await asyncio.sleep(1)
     before = {method: server.calls(method) for method in ("Txn", "Range", "LeaseKeepAlive")}
     cpu, wall = time.process_time(), time.perf_counter()
-    outcomes = await backend.renew(claims)
+    outcomes = await backend.keep([(claim, 0) for claim in claims])
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     made = ", ".join(f"{method} {server.calls(method) - count}" for method, count in before.items())
-    await asyncio.gather(*(backend.release(claim) for claim in claims))
+    await asyncio.gather(*(backend.give_back(claim) for claim in claims))
     await backend.aclose()
     what = f"a renewal of {LEASES:,} leases"
-    renewed = outcomes.count(Renewal.RENEWED)
+    renewed = sum(isinstance(outcome, Place) for outcome in outcomes)
     return [
         Row(what, f"{wall * 1000:.0f} ms, {cpu / LEASES * 1e6:.0f} us of CPU for each"),
         Row(f"{what}: requests", made),
@@ -153,15 +153,16 @@ async def hand_off(server: EtcdCluster) -> list[Row]:
 
 async def _take(backend: EtcdBackend, claims: Sequence[Claim]) -> None:
     for start in range(0, len(claims), 25):
-        await asyncio.gather(*(backend.acquire(claim) for claim in claims[start : start + 25]))
+        await asyncio.gather(*(backend.draw(claim) for claim in claims[start : start + 25]))
 
 
 async def notices(server: EtcdCluster) -> list[Row]:
     """What it costs to watch what is held, and how soon a holder hears that its key was deleted."""
     backend = from_url(server.url)
     heard: dict[str, float] = {}
-    backend.on_loss(lambda claim, *_: heard.setdefault(claim.name, time.perf_counter()))
     claims = [Claim(f"held/{number}", 3600.0) for number in range(LEASES)]
+    for claim in claims:
+        backend.listen(claim, lambda _, name=claim.name: heard.setdefault(name, time.perf_counter()))  # type: ignore[misc]
     cpu = time.process_time()
     await _take(backend, claims)
     await asyncio.sleep(2)

@@ -19,7 +19,7 @@ import asyncpg
 from benchmarks.cycle import cycle
 from benchmarks.table import Operation, Row, compare, compared, percentile, run
 from fencing_sdk import LockClient, connect
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.postgresql import from_url
 from fencing_sdk.guards.sql import SqlGuard
 
@@ -61,22 +61,22 @@ async def statements(server: PostgresqlServer) -> list[Row]:
     await server.execute(f"ALTER DATABASE {server.database} SET log_statement = 'all'")
     backend, claims = from_url(server.url), [Claim(f"counted/{number}", 60.0) for number in range(LEASES)]
     try:
-        await backend.inspect("counted")  # connected, and the schema is there
+        await backend.tickets(["counted"])  # connected, and the schema is there
         calls = {
-            "acquire": lambda: backend.acquire(claims[0]),
-            "renew": lambda: backend.renew(claims[:1]),
-            "release": lambda: backend.release(claims[0]),
+            "acquire": lambda: backend.draw(claims[0]),
+            "renew": lambda: backend.keep([(claims[0], 0)]),
+            "release": lambda: backend.give_back(claims[0]),
         }
         counts = {what: await _logged(server, call) for what, call in calls.items()}
         for claim in claims:
-            await backend.acquire(claim)
-        counts[f"renew of {LEASES:,}"] = await _logged(server, lambda: backend.renew(claims))
+            await backend.draw(claim)
+        counts[f"renew of {LEASES:,}"] = await _logged(server, lambda: backend.keep([(claim, 0) for claim in claims]))
         taken = []
         for _ in range(ROUNDS):
             wall, cpu = time.perf_counter(), time.process_time()
-            outcomes = await backend.renew(claims)
+            outcomes = await backend.keep([(claim, 0) for claim in claims])
             taken.append((time.perf_counter() - wall, time.process_time() - cpu))
-            assert outcomes.count(Renewal.RENEWED) == LEASES
+            assert sum(isinstance(outcome, Place) for outcome in outcomes) == LEASES
         wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
         cost = f"{wall * 1e3:.1f} ms, {cpu / LEASES * 1e6:.1f} us of CPU for each"
         return [

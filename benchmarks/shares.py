@@ -43,7 +43,7 @@ REDIS_REACH, POSTGRESQL_REACH = 1.4, 2.3
 async def on_redis(server: OwnServer, *, names: int, rounds: int) -> list[Row]:
     """Seconds of the server's scripts for an acquisition and its release."""
     backend = from_url(server.url)
-    await backend.inspect("connect first")
+    await backend.tickets(["connect first"])
 
     async def scripts(calls: Iterable[Awaitable[object]]) -> float:
         before = server.script_seconds()
@@ -53,10 +53,10 @@ async def on_redis(server: OwnServer, *, names: int, rounds: int) -> list[Row]:
     async def cost(mode: Mode, others: int) -> float:
         claims = [[Claim(f"{mode.word}/{n}", TTL, mode=mode) for n in range(names)] for _ in range(others + 1)]
         for beside in claims[1:]:
-            await asyncio.gather(*map(backend.acquire, beside))
-        spent = await scripts(map(backend.acquire, claims[0])) + await scripts(map(backend.release, claims[0]))
+            await asyncio.gather(*map(backend.draw, beside))
+        spent = await scripts(map(backend.draw, claims[0])) + await scripts(map(backend.give_back, claims[0]))
         for beside in claims[1:]:
-            await asyncio.gather(*map(backend.release, beside))
+            await asyncio.gather(*map(backend.give_back, beside))
         return spent / names
 
     cases = {name: (mode, 0) for name, mode in SHARES.items()}
@@ -89,8 +89,8 @@ async def cycle(backend: Backend, mode: Mode, cycles: int) -> float:
     begin = time.perf_counter()
     for _ in range(cycles):
         claim = Claim(f"share/{mode.word}", TTL, mode=mode)
-        await backend.acquire(claim)
-        await backend.release(claim)
+        await backend.draw(claim)
+        await backend.give_back(claim)
     return (time.perf_counter() - begin) / cycles
 
 

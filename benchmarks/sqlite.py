@@ -63,14 +63,14 @@ async def cycles(folder: Path, *, times: int) -> list[Row]:
 
         async def pair() -> None:
             claim = Claim("pair", 15.0)
-            await backend.acquire(claim)
-            await backend.release(claim)
+            await backend.draw(claim)
+            await backend.give_back(claim)
 
         async def scoped() -> None:
             async with lock:
                 pass
 
-        contestants = {"two transactions": bare, "backend.acquire, backend.release": pair, "async with lock": scoped}
+        contestants = {"two transactions": bare, "backend.draw, backend.give_back": pair, "async with lock": scoped}
         rows = compared(await compare(contestants, times=times))
     plain.close()
     return rows

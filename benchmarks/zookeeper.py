@@ -21,9 +21,8 @@ from kazoo.client import KazooClient
 
 from benchmarks.table import Row, p50_p99, run
 from fencing_sdk import Lease, LockClient
-from fencing_sdk.abc import Claim, Grant
-from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
-from fencing_sdk.backends.zookeeper.nodes import OwnNodes
+from fencing_sdk.abc import Claim, Place
+from fencing_sdk.backends.zookeeper import from_url
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
@@ -71,8 +70,8 @@ async def free_lock(server: ZooKeeperServer, kazoo: KazooClient, *, rounds: int)
 
     async def pair() -> None:
         claim = Claim("free", 15.0)
-        assert isinstance(await backend.acquire(claim), Grant)
-        await backend.release(claim)
+        assert isinstance(await backend.draw(claim), Place)
+        await backend.give_back(claim)
 
     async with LockClient(backend) as locks:
         lock = locks.lock("free")
@@ -86,7 +85,7 @@ async def free_lock(server: ZooKeeperServer, kazoo: KazooClient, *, rounds: int)
             taken = {
                 "bare: kazoo create, delete": await asyncio.to_thread(timed, bare),
                 "kazoo Lock": await asyncio.to_thread(timed, by_recipe),
-                "backend.acquire, backend.release": await atimed(pair),
+                "backend.draw, backend.give_back": await atimed(pair),
                 "async with lock": await atimed(scoped),
             }
             for name, wall in taken.items():
@@ -138,7 +137,7 @@ async def our_handoffs(url: str) -> list[float]:
         lease = await first.lock("handoff", ttl=30).acquire()
         for number in range(HANDOFFS):
             waiting = asyncio.create_task(granted(clients[1 - number % 2]))
-            while not any(node.watched for node in own_nodes(clients[1 - number % 2]).all()):  # noqa: ASYNC110
+            while not await first.waiters("handoff"):  # noqa: ASYNC110  (it waits in the store)
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.005)
             released = time.perf_counter()
@@ -147,13 +146,6 @@ async def our_handoffs(url: str) -> list[float]:
             lags.append(at - released)
         await lease.release()
     return lags
-
-
-def own_nodes(client: LockClient) -> OwnNodes:
-    """What the backend of *client* knows of its own nodes."""
-    backend = client._backend
-    assert isinstance(backend, ZooKeeperBackend)
-    return backend._own_nodes
 
 
 async def granted(client: LockClient) -> tuple[Lease, float]:
@@ -197,8 +189,7 @@ async def line(server: ZooKeeperServer) -> list[Row]:
             tasks = []
             for number in range(WAITERS):
                 tasks.append(asyncio.create_task(wait(number)))
-                waiting = own_nodes(clients[number % 2])
-                while sum(bool(node.watched) for node in waiting.all()) <= number // 2:  # noqa: ASYNC110
+                while len(await first.waiters("line")) <= number:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             begun = time.perf_counter()
         await asyncio.gather(*tasks)
@@ -215,15 +206,15 @@ async def held(server: ZooKeeperServer) -> list[Row]:
     """What one heartbeat of a thousand leases costs."""
     backend = from_url(f"{server.url}/ours")
     claims = [Claim(f"held/{number}", 60.0) for number in range(LEASES)]
-    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
+    await asyncio.gather(*(backend.draw(claim) for claim in claims))
     walls, cpus = [], []
     for _ in range(ROUNDS):
         wall, cpu = time.perf_counter(), time.process_time()
-        await backend.renew(claims)
+        await backend.keep([(claim, 0) for claim in claims])
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     wall, cpu = statistics.median(walls) * 1e3, statistics.median(cpus) * 1e3
-    await asyncio.gather(*(backend.release(claim) for claim in claims))
+    await asyncio.gather(*(backend.give_back(claim) for claim in claims))
     await backend.aclose()
     return [Row(f"a renewal of {LEASES:,} leases", f"{wall:.0f} ms, {cpu * 1e3 / LEASES:.1f} us of CPU for each")]
 

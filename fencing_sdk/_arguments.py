@@ -17,7 +17,7 @@ from fencing_sdk._engine.store_calls import backend_name
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.reports import LABEL_LIMIT
 from fencing_sdk._values.timing import Seconds
-from fencing_sdk.abc import Backend, Guard, SupportsShares
+from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, shown
 
 _REASON_LIMIT = 200
@@ -66,6 +66,9 @@ _DRIVERS = {
 """The call to write instead of passing a client of another package."""
 
 
+_VERBS = ("draw", "keep", "give_back", "end", "tickets", "names", "listen", "aclose", "modes", "rings")
+
+
 def check_backend(backend: object, *, takes: str = "backend must be") -> None:
     """Refuse what lacks a call of the contract; *takes* begins the message."""
     if isinstance(backend, type):
@@ -75,10 +78,10 @@ def check_backend(backend: object, *, takes: str = "backend must be") -> None:
     if drivers:
         msg = f"{takes} a backend, and {type(backend).__name__} is a client of a driver; {_DRIVERS[drivers.pop()]}"
         raise ConfigurationError(msg)
-    missing = [call for call in ("acquire", "renew", "release", "inspect", "aclose") if not hasattr(backend, call)]
+    missing = [call for call in _VERBS if not hasattr(backend, call)]
     if missing:
         msg = (
-            f"{takes} an object with the five calls of fencing_sdk.abc.Backend, "
+            f"{takes} an object with the verbs of fencing_sdk.abc.Backend, "
             f"{type(backend).__name__} lacks {', '.join(missing)}"
         )
         raise ConfigurationError(msg)
@@ -89,9 +92,9 @@ def check_shares(backend: Backend, what: str) -> None:
     Refuse a backend in which one owner alone may hold a name.
 
     Raises:
-        UnsupportedError: it is no `SupportsShares`.
+        UnsupportedError: its modes are those of a lock alone.
     """
-    if not isinstance(backend, SupportsShares):
+    if "permit" not in backend.modes:
         msg = f"{backend_name(backend)} has no {what}: its store lets one owner hold a name"
         raise UnsupportedError(msg)
 

@@ -53,8 +53,8 @@ from fencing_sdk._values.observers import Observer, Observers
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, Timing, check_ttl, patience, seconds
 from fencing_sdk._values.token import check_token
-from fencing_sdk.abc import Backend, Guard, SupportsListing, SupportsRevoking, SupportsShares
-from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
+from fencing_sdk.abc import Backend, Guard
+from fencing_sdk.errors import ConfigurationError, UsageError, shown
 
 if TYPE_CHECKING:
     from fencing_sdk.diagnosis import Diagnosis
@@ -523,18 +523,16 @@ class LockClient(Uncopied):
             UsageError: the client is not open.
         """
         backend, engine = self._backend, self._opened()
-        if not isinstance(backend, SupportsListing):
-            raise _unsupported(backend, "list what is held")
         namespace = f"{self._namespace}:" if self._namespace else ""
         check_name(pattern, parameter="pattern")
         prefix = namespace + re.split(r"[*?[]", pattern, maxsplit=1)[0]
         cursor: str | None = None
         while True:
-            page = await engine.ask("list", lambda: backend.list_holders(prefix, cursor, PAGE))
-            for holder in page.holders:
-                if fnmatchcase(name := holder.name.removeprefix(namespace), pattern):
-                    yield replace(holder, name=name)
-            if (cursor := page.cursor) is None:
+            found, cursor = await engine.ask("list", functools.partial(backend.names, prefix, cursor, PAGE))
+            asked = [name for name in found if fnmatchcase(name.removeprefix(namespace), pattern)]
+            for holder in await engine.holders(*asked):
+                yield replace(holder, name=holder.name.removeprefix(namespace))
+            if cursor is None:
                 return
 
     async def holders(self, name: str) -> Sequence[Holder]:
@@ -547,11 +545,7 @@ class LockClient(Uncopied):
             UsageError: the client is not open.
         """
         engine, store_name = self._opened(), in_namespace(self._namespace, check_name(name))
-        if isinstance(self._backend, SupportsShares):
-            found = await engine.holders(store_name)
-        else:
-            found = [] if (only := await engine.inspect(store_name)) is None else [only]
-        return [replace(holder, name=name) for holder in found]
+        return [replace(holder, name=name) for holder in await engine.holders(store_name)]
 
     async def waiters(self, name: str) -> Sequence[Waiting]:
         """
@@ -565,9 +559,8 @@ class LockClient(Uncopied):
         """
         backend, engine = self._backend, self._opened()
         store_name = in_namespace(self._namespace, check_name(name))
-        if not isinstance(backend, SupportsListing):
-            raise _unsupported(backend, "list who waits")
-        return await engine.ask("list", lambda: backend.list_waiters(store_name))
+        (seen,) = await engine.ask("list", lambda: backend.tickets((store_name,)))
+        return [Waiting(each.holder, each.mode, each.since, each.label) for each in seen if each.token is None]
 
     async def revoke(self, name: str, *, token: int, reason: str) -> bool:
         """
@@ -602,9 +595,7 @@ class LockClient(Uncopied):
         backend, engine = self._backend, self._opened()
         store_name = in_namespace(self._namespace, check_name(name))
         number, text = int(check_token(token)), check_reason(reason)
-        if not isinstance(backend, SupportsRevoking):
-            raise _unsupported(backend, "take a grant away")
-        return await engine.ask("revoke", lambda: backend.revoke(store_name, number, text))
+        return await engine.ask("revoke", lambda: backend.end(store_name, number, text))
 
     async def diagnose(
         self,
@@ -653,10 +644,6 @@ class LockClient(Uncopied):
             over=seconds(over, "over", high=_LONGEST_DIAGNOSIS),
             ttl=check_ttl(ttl),
         )
-
-
-def _unsupported(backend: Backend, what: str) -> UnsupportedError:
-    return UnsupportedError(f"{backend_name(backend)} cannot {what}: its store has no call for that")
 
 
 async def enter(client: LockClient, *, lazily: bool) -> None:

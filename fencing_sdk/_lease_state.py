@@ -32,7 +32,8 @@ from typing import Any, Protocol
 
 import anyio
 
-from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.answer import Call
+from fencing_sdk._values.claim import Claim, Gone
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import running_loop
 from fencing_sdk._values.timing import Timing
@@ -70,36 +71,34 @@ class Keeper(Protocol):
 class LeaseState:
     """A grant that is in use: the claim, the token's number, the deadline, and how the lease ended."""
 
-    __slots__ = (
-        "_announced",
-        "_ended",
-        "_scope",
-        "_token",
-        "acquired_at",
-        "block",
-        "claim",
-        "clock",
-        "companion",
-        "covered_until",
-        "deadline",
-        "group",
-        "hold_until",
-        "keep_for",
-        "keeper",
-        "loop",
-        "loss_detail",
-        "lost",
-        "name",
-        "next_beat",
-        "number",
-        "older_transactions",
-        "permit",
-        "pid",
-        "released",
-        "task",
-        "timing",
-        "unanswered_calls",
-    )
+    _token: Token | None = None
+    _announced = False
+    _scope: anyio.CancelScope | None = None
+    _ended: asyncio.Event | None = None  # made for the first caller that waits: most leases have none
+    older_transactions: tuple[object, ...] = ()
+    """The transactions that were open in the caller's thread at the grant."""
+    companion: Any = None
+    """The lock of another library beside the lease, an `OldHold`, which is released before it."""
+    covered_until = math.inf
+    """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
+    released = False
+    task: asyncio.Task[object] | None = None
+    """The task that is inside ``async with`` by this lease."""
+    block: asyncio.Task[object] | None = None
+    """The task that has begun a block of this plain handle. Another one may end it."""
+    keep_for = 0.0
+    """Seconds from the grant for which the lock stays taken, although the lease is released."""
+    unanswered_calls: tuple[Call[Any], ...] = ()
+    """Attempts of this acquisition without an answer, which may still reach the store."""
+    loss_detail = ""
+    """For the error that says how the lease ended: the last renewal without an answer, or an operator's reason."""
+    lost: LossReason | None = None
+    """Why the lease was lost; None while that is unnoticed. `lost_reason` looks at the deadline first."""
+    next_beat = math.inf
+    group: Any = None
+    """The `LeaseGroup` that renews the lease and watches its deadline, while it is held."""
+    ticket: Any = None
+    """The `Ticket` that the lease came of, whose bell rings for it."""
 
     def __init__(  # noqa: PLR0917  (eight positional ones: names would cost every acquisition time)
         self,
@@ -116,9 +115,6 @@ class LeaseState:
         self.claim = claim
         self.number = int(token)
         """The token as a plain number, readable after the end too: for events and errors."""
-        self._token: Token | None = None
-        self.older_transactions: tuple[object, ...] = ()
-        """The transactions that were open in the caller's thread at the grant."""
         self.permit = permit
         """The number of the permit, where the claim's mode is one."""
         self.timing = timing
@@ -126,34 +122,11 @@ class LeaseState:
         self.keeper = keeper
         self.acquired_at = now = clock.now()
         self.hold_until = math.inf if timing.max_hold is None else now + timing.max_hold
-        self.deadline = min(deadline, self.hold_until)
+        self.deadline = min(self.hold_until, deadline)
         """The local moment, on the client's clock, at which the lease ends unless it is renewed."""
-        self.companion: Any = None
-        """The lock of another library beside the lease, an `OldHold`, which is released before it."""
-        self.covered_until = math.inf
-        """The moment until which the companion is surely held: no renewal moves the deadline beyond it."""
         self.loop = asyncio.get_running_loop()
         _note_process()  # no hook runs when C code forks: a worker of uWSGI would take its own leases for its parent's
         self.pid = _this_process
-        self.released = False
-        self.task: asyncio.Task[object] | None = None
-        """The task that is inside ``async with`` by this lease."""
-        self.block: asyncio.Task[object] | None = None
-        """The task that has begun a block of this plain handle. Another one may end it."""
-        self.keep_for = 0.0
-        """Seconds from the grant for which the lock stays taken, although the lease is released."""
-        self.unanswered_calls: tuple[asyncio.Future[object], ...] = ()
-        """Attempts of this acquisition without an answer, which may still reach the store."""
-        self.loss_detail = ""
-        """For the error that says how the lease ended: the last renewal without an answer, or an operator's reason."""
-        self.lost: LossReason | None = None
-        """Why the lease was lost; None while that is unnoticed. `lost_reason` looks at the deadline first."""
-        self._announced = False
-        self.next_beat = math.inf
-        self._scope: anyio.CancelScope | None = None
-        self.group: Any = None
-        """The `LeaseGroup` that renews the lease and watches its deadline, while it is held."""
-        self._ended: asyncio.Event | None = None  # made for the first caller that waits: most leases have none
 
     def __repr__(self) -> str:
         if (reason := self.lost_reason) is not None:
@@ -402,11 +375,11 @@ class LeaseState:
         self._scope = None
 
 
-def loss_in(refusal: Renewal | Revoked) -> tuple[LossReason, str]:
-    """Map a store's refusal to the reason of the loss and the operator's note."""
-    if isinstance(refusal, Revoked):
-        return LossReason.REVOKED, refusal.reason
-    return LossReason.TAKEN_OVER if refusal is Renewal.TAKEN_OVER else LossReason.REFUSED, ""
+def loss_in(gone: Gone) -> tuple[LossReason, str]:
+    """Map what became of a ticket to the reason of the loss and the operator's note."""
+    if gone.reason is not None:
+        return LossReason.REVOKED, gone.reason
+    return LossReason.TAKEN_OVER if gone.taken else LossReason.REFUSED, ""
 
 
 def raise_end(state: LeaseState, raised: BaseException | None) -> None:

@@ -119,9 +119,6 @@ class NotAcquiredReason(StrEnum):
     REFUSED = "refused"
     """The store will not grant this, whatever is tried."""
 
-    STALE = "stale"
-    """A guard that raises its fence with the grant has seen a later token."""
-
     TOO_LATE = "too_late"
     """The grant came after its own deadline and was released. The caller goes on in another acquisition."""
 

@@ -25,12 +25,12 @@ import pytest
 import recorded_run
 from blockbuster import blockbuster_ctx
 from inside import held_here
+from looking import holder
 from rewritten_once import rewrite_assertions
 
 import fencing_sdk
 from fencing_sdk import LeaseLostError, Lock, LockClient, LossReason
-from fencing_sdk.abc import LossNotice
-from fencing_sdk.backends._shared import losses
+from fencing_sdk.abc import Gone
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Event
 from fencing_sdk.testing import FaultyBackend
@@ -211,12 +211,6 @@ def signals_are_heard() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def reasons_are_waited_for() -> None:
-    """Let a store that is slow tell why a lock was revoked: after a second, holders are told without a reason."""
-    losses._LIMIT = 60.0
-
-
-@pytest.fixture(autouse=True, scope="session")
 def kazoo_draws_elsewhere() -> None:
     """Let kazoo's threads have a generator of their own: Hypothesis takes each draw beside its own for the test's."""
     vars(kazoo.protocol.connection)["random"] = random.Random()
@@ -227,17 +221,6 @@ def no_blocking_calls() -> Iterator[None]:
     """Turn a blocking call that the package makes inside an event loop into an error."""
     with blockbuster_ctx("fencing_sdk"):
         yield
-
-
-class Network(FaultyBackend):
-    """A bad network that also passes on what the store announces by itself."""
-
-    def __init__(self, store: MemoryBackend) -> None:
-        super().__init__(store)
-        self._store = store
-
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        return self._store.on_loss(notice)
 
 
 @dataclass(frozen=True)
@@ -277,7 +260,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.store = MemoryBackend(tokens="counter")
-        self.network = Network(self.store)
+        self.network = FaultyBackend(self.store)
         self.client = LockClient(self.network, observers=[self._note])
         self.names: list[str] = []
         self.events: list[Event] = []
@@ -298,6 +281,13 @@ class Stage:
     def revoke(self, name: str = "a") -> None:
         self.store.take_away(name)
 
+    def revoke_and_ring(self) -> None:
+        """Let the store end each ticket, and its bell ring in this very turn of the loop."""
+        for bell in tuple(self.store._bells.values()):
+            bell(Gone(""))
+        for name in self.names:
+            self.store.take_away(name)
+
     def revoke_soon(self, name: str = "a") -> None:
         """Let the store take the lock away, and say so, while the caller is suspended."""
         self.soon(lambda: self.store.take_away(name))
@@ -315,7 +305,7 @@ class Stage:
         return await future
 
     async def free(self, name: str = "a") -> bool:
-        return await self.store.inspect(name) is None
+        return await holder(self.store, name) is None
 
     async def watch(self, caller: Callable[[], Awaitable[object]]) -> Sight:
         """Run *caller* in a task of its own and tell what it sees when it is left."""

@@ -21,27 +21,19 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 LACKS = {
     "memory": {"processes", "breakable", "survives_restart"},
     "sqlite": set(),
-    "kahuna": set(),
-    "etcd": set(),
+    "kahuna": {"lines", "shares"},
+    "etcd": {"redraws"},
     "redis": set(),
-    "redis.quorum": set(),
+    "redis.quorum": {"lines", "shares"},
     "postgresql": set(),
     "mysql": set(),
     "zookeeper": {"keeps_alone"},
 }
 """What a backend may declare as False although the suite expects it. A new entry is a decision, not a skip."""
 
-POWERS = {
-    "queues",
-    "shares",
-    "hands_over",
-    "notices",
-    "processes",
-    "breakable",
-    "survives_restart",
-    "shows_taken_over",
-} | {"keeps_alone"}
+POWERS = {name for name, default in vars(BackendUnderTest).items() if isinstance(default, bool)}
 EXPECTED = {power for power in POWERS if getattr(BackendUnderTest, power)}
+assert {"lines", "shares", "processes", "breakable", "keeps_alone"} <= EXPECTED
 
 
 def subjects(room: str) -> list[str]:
@@ -171,15 +163,11 @@ SCENARIOS = {
     },
     "RevokingSuite": {
         "memory": "it lives in one process, and no call of another one comes in between",
-        "kahuna": "it cannot take a lock away",
     },
-    "RevocationNoticesSuite": {
-        "memory": "it lives in one process, and its notices are those of BackendSuite",
-        "kahuna": "it cannot take a lock away",
-        "redis": "its client tracking tells of every change: tests/stores/redis/test_redis_losses.py",
-        "redisquorum": "client tracking tells of every change, as on one server",
-        "etcd": "its watches tell of every change: tests/stores/etcd/test_etcd_notices.py",
-        "zookeeper": "its watches tell of every change: the notices of BackendSuite",
+    "BellSuite": {
+        "memory": "its bells are those of BackendSuite, and the ends of tests/scenarios",
+        "kahuna": "it rings no bell",
+        "redisquorum": "it rings no bell: the next heartbeat finds the end",
     },
     "SharesSuite": {
         "memory": "it lives in one process, and its shares are those of BackendSuite",
@@ -189,13 +177,14 @@ SCENARIOS = {
     "WaitersSuite": {
         "memory": "it lives in one process, and its line is that of BackendSuite",
         "kahuna": "it has no line",
+        "redisquorum": "it has no line",
     },
     "FencesSuite": dict.fromkeys(
         ("memory", "sqlite", "redis", "redisquorum", "etcd", "zookeeper", "kahuna"), "it keeps no fences of a guard"
     ),
     "LoopsSuite": {},
     "SyncSuite": {},
-    "SyncRevokingSuite": {"kahuna": "it cannot take a lock away"},
+    "SyncRevokingSuite": {},
     "SyncProcessesSuite": {"memory": "it lives in one process"},
 }
 """The suites of tests/stores, and the backends that do not run them, each with the reason."""

@@ -208,7 +208,7 @@ async def write_by_django(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 async def open_sqlite_in_a_subinterpreter(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(threading, name)
-    monkeypatch.setattr("fencing_sdk.backends.sqlite.store.daemon_threads_allowed", lambda: False)
+    monkeypatch.setattr("fencing_sdk.backends.sqlite.thread.daemon_threads_allowed", lambda: False)
     await SqliteBackend("nowhere.db").open()
 
 
@@ -286,7 +286,7 @@ PARTS = [
         {"recipes.drain_signals"},
         "test_private_parts.py::test_the_handler_of_asyncio_run_is_known_whatever_it_is_made_of",
     ),
-    Part("Python", "_register_atexit", "threading", {"backends.sqlite.store"}, open_sqlite_in_a_subinterpreter),
+    Part("Python", "_register_atexit", "threading", {"backends.sqlite.thread"}, open_sqlite_in_a_subinterpreter),
     Part("Python", "_set_running_loop", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_run", "asyncio.events", {LOOP}, make_a_world),
     Part("Python", "_exception", "asyncio.futures", {"testing._loop"}, make_a_world),

@@ -62,8 +62,8 @@ async def _backend(server: OwnServer) -> AsyncIterator[Cycle]:
 
         async def cycle(name: str) -> None:
             claim = Claim(name, TTL)
-            await backend.acquire(claim)
-            await backend.release(claim)
+            await backend.draw(claim, only_if_it_holds=True)
+            await backend.give_back(claim)
 
         yield cycle
     finally:

@@ -10,7 +10,7 @@ from benchmarks.redis.peers import TTL, BareConnection
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LeaseLostError, LockClient, connect
-from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, LEASE, RedisKeys
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, LINE, RedisKeys
 
 _SHORT = 2.0
 _BUFFER = _SHORT / 5
@@ -19,7 +19,7 @@ _PATIENCE = 20.0
 
 
 def _key(name: str) -> str:
-    return f"{RedisKeys(DEFAULT_PREFIX).tag(name)}{LEASE}"
+    return f"{RedisKeys(DEFAULT_PREFIX).tag(name)}{LINE}"
 
 
 class Body:

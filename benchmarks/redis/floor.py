@@ -7,7 +7,7 @@ import time
 
 from benchmarks.redis.peers import TTL
 from benchmarks.redis.server import OwnServer
-from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.abc import Claim, News, Place
 from fencing_sdk.backends.redis import from_url
 
 _NAME = "handed on below"
@@ -25,26 +25,25 @@ async def backend_alone(server: OwnServer, waiters: int) -> list[float]:
         nonlocal left_at
         claim, handed = Claim(_NAME, TTL), asyncio.Event()
 
-        def notify(grant: Grant | None = None, age: float = 0.0) -> None:
-            if grant is not None:
+        def ring(news: News) -> None:
+            if isinstance(news, Place):
                 handed.set()
 
-        place = backend.stand(claim, notify, hand_over=True)
-        while not place.joined:  # noqa: ASYNC110  (a waiter gets no message that it has joined)
-            await asyncio.sleep(0.01)
+        stop = backend.listen(claim, ring)
+        await backend.draw(claim)
         await in_line.wait()
         await handed.wait()
-        place.leave()
+        stop()
         begin, left_at = left_at, time.perf_counter()
         gaps.append(left_at - begin)
-        await backend.release(claim)
+        await backend.give_back(claim)
 
-    await backend.acquire(first)
+    await backend.draw(first)
     tasks = [asyncio.create_task(wait()) for _ in range(waiters)]
     async with asyncio.timeout(_PATIENCE):
         await in_line.wait()
         left_at = time.perf_counter()
-        await backend.release(first)
+        await backend.give_back(first)
         await asyncio.gather(*tasks)
     await backend.aclose()
     return gaps

@@ -13,10 +13,10 @@ from benchmarks.redis.peers import TTL, BareLock, patient_client
 from benchmarks.redis.server import OwnServer
 from benchmarks.table import Row, p50_p99, percentile
 from fencing_sdk import LockClient, connect
-from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys
 
 _NAME = "handed on"
-_QUEUE = f"{RedisKeys(DEFAULT_PREFIX).tag(_NAME)}:q"
+_WAITING = f"{RedisKeys(DEFAULT_PREFIX).tag(_NAME)}:w"
 _PATIENCE = 20.0
 
 
@@ -108,11 +108,11 @@ async def _ours(server: OwnServer, waiters: int, trip: float, url: str = "") -> 
 
 async def _all_in_line(server: OwnServer, waiters: int) -> None:
     end = time.monotonic() + _PATIENCE
-    while await asyncio.to_thread(server.line, _QUEUE) < waiters:
+    while await asyncio.to_thread(server.waiting, _WAITING) < waiters:
         if time.monotonic() > end:
             raise TimeoutError("the waiters do not get into the line")
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)  # each tries once more when it stands in line
+    await asyncio.sleep(0.1)
 
 
 async def _redis_py(server: OwnServer, waiters: int, trip: float) -> Passing:

@@ -40,7 +40,13 @@ class OwnServer:
         self._folder = tempfile.mkdtemp(prefix="redis-benchmark-")
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self._control = redis.Redis(host=HOST, port=self.port, decode_responses=True, socket_timeout=_PATIENCE)
+        self._control = redis.Redis(
+            host=HOST,
+            port=self.port,
+            decode_responses=True,
+            encoding_errors="surrogateescape",
+            socket_timeout=_PATIENCE,
+        )
 
     @property
     def url(self) -> str:
@@ -107,19 +113,23 @@ class OwnServer:
 
     def script_seconds(self) -> float:
         """Seconds that the server has spent in scripts."""
-        return float(self._info("commandstats").get("cmdstat_evalsha", {}).get("usec", 0)) / 1e6
+        stats = self._info("commandstats")
+        return sum(float(stats.get(f"cmdstat_{name}", {}).get("usec", 0)) for name in ("evalsha", "evalsha_ro")) / 1e6
 
     def connections(self) -> int:
         """Clients in CLIENT LIST, without the one that asks."""
         return len(self._control.client_list()) - 1
 
     def seconds_left(self, key: str) -> float:
-        """The time to live of *key*."""
-        return int(self._control.pttl(key)) / 1000
+        """The time to live of the ticket that holds alone, in the line of this *key*."""
+        text: Any = self._control.getrange(key, 0, 7)
+        seconds, micros = self._control.time()
+        dies = int.from_bytes(text.encode(errors="surrogateescape"), "big") / 1000
+        return dies - float(seconds) - float(micros) / 1e6
 
-    def line(self, key: str) -> int:
-        """Members of a sorted set."""
-        return int(self._control.zcard(key))
+    def waiting(self, key: str) -> int:
+        """How many wait, by the hash of this *key*."""
+        return sum(str(field).startswith("n") for field in self._control.hkeys(key))
 
     def memory(self) -> int:
         """Bytes in use."""

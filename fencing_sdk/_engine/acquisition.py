@@ -1,19 +1,18 @@
 """
-Waits for a grant, and undoes itself when the caller gives up.
+Waits for a ticket that holds, and undoes itself when the caller gives up.
 
-Patience, back-off, and the meaning of an attempt without an answer live here. A backend tries exactly
-once; this is the only place that tries again. After each attempt there are four cases:
+Patience, back-off, and the meaning of a request without an answer live here. A backend tries exactly
+once; this is the only place that draws again. A draw has four outcomes:
 
-1. A grant that can still be used ends the acquisition.
-2. Another holder has the lock: the waiter joins the store's line, if there is one, and pauses.
-3. The store gave no answer: the outcome is unknown. The owner id is made before the first request and stays
-   the same, so a retry finds a grant whose answer was lost. The first request of all opens the client's connection.
-4. The patience is over, or the caller was cancelled: every attempt whose outcome is unknown is released by its
-   claim in the background, at once, and again when the request can no longer arrive.
+1. The ticket holds, and can still be used: the acquisition ends.
+2. It waits: the heartbeat keeps it, and its bell, or the answer of a keep, says when it holds. One that died meanwhile
+   is drawn again. A store without a line answers `Busy`, and is asked again after a pause.
+3. The store gave no answer: the outcome is unknown. The owner is made before the first request and stays
+   the same, so another draw finds a ticket whose answer was lost. The first request of all opens the connection.
+4. The patience is over, or the caller was cancelled: the ticket, or what a request without an answer may still draw, is
+   given back in the background, at once, and again when the request can no longer arrive.
 
-What wakes a waiter that pauses: the store's line, which may also hand it the lock (`SupportsLine`), the end of its
-pause (the store's advice where it gave one, otherwise the back-off), its patience, or the closing of the client. A
-drain (`interrupt`) and the caller's cancellation end the wait.
+A drain (`interrupt`), the closing of the client and the caller's cancellation end the wait.
 """
 
 from __future__ import annotations
@@ -21,22 +20,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tenacity
 
-from fencing_sdk._engine.observer_reports import AcquisitionReport
-from fencing_sdk._engine.store_calls import Flight, StoreCalls, backend_name
+from fencing_sdk._engine.heartbeat import SILENT, Heartbeat
+from fencing_sdk._engine.observer_reports import report_beginning, report_end
+from fencing_sdk._engine.store_calls import StoreCalls, backend_name
+from fencing_sdk._engine.ticket import SHORTEST_PAUSE, Ticket
 from fencing_sdk._lease import AnyLease
-from fencing_sdk._values.claim import LOCK, Busy, Claim, Grant, Mode, mistake_in, mistake_in_refusal
+from fencing_sdk._values.answer import Answer, Call, succeeded
+from fencing_sdk._values.claim import LOCK, Busy, Claim, Gone, Mode, Place, mistake_in
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import label_of
 from fencing_sdk._values.tasks import waiting_for
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, PlaceInLine, SupportsLine, SupportsOpen
-from fencing_sdk.abc._powers import PostOutcome, SupportsFence
+from fencing_sdk.abc import Backend, Guard, SupportsOpen
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -46,14 +47,14 @@ from fencing_sdk.errors import (
     DrainingError,
     LockHeldError,
     NotAcquiredReason,
-    StaleTokenError,
     UsageError,
     shown,
 )
 
 _LONGEST_PAUSE = 5.0
 """Seconds between the tries of a waiter that is not woken, whatever the store advises."""
-_SHORTEST_PAUSE = 0.001
+_POLL_AFTER = 0.3, 0.6
+"""Seconds up to which the default pauses grow at a store without a line: a longer wait is no reason to ask less."""
 _OPENING_LIMIT = 5.0
 """Seconds that one try to open the backend may take."""
 
@@ -95,8 +96,6 @@ class Terms(NamedTuple):
     backoff: Backoff
     label: str | None = None
     """A text that others see beside the grant; None for the facts about this process."""
-    fences: Sequence[tuple[Guard, str]] = ()
-    """Guards, each with its resource, whose fences the backend raises with the grant: see `SupportsFence`."""
     mode: Mode = LOCK
     on_held: Callable[[], object] | None = None
     """Called when the store answers that another holder has the lock."""
@@ -105,7 +104,8 @@ class Terms(NamedTuple):
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
-        return Claim(self.store_name, self.timing.ttl, None, label_of(self.label) or None, self.mode)
+        label = label_of(None) if self.label is None else self.label or None
+        return Claim(self.store_name, self.timing.ttl, None, label, self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""
@@ -177,24 +177,35 @@ class BackendOpening:
 
     async def _open(self) -> None:
         if isinstance(self._backend, SupportsOpen):
-            await self._store_calls.send("open", self._backend.open, _OPENING_LIMIT)
+            await self._store_calls.send("open", self._backend.open(), _OPENING_LIMIT)
         self.over, self.patience = True, 0.0
 
 
-class AcquireResult(NamedTuple):
-    """A grant that is worth using, and the moment from which it counts."""
+class Acquired(NamedTuple):
+    """A ticket that holds, and the moments that follow from its latest sign of life."""
 
-    claim: Claim
-    grant: Grant
+    ticket: Ticket
+    place: Place
     timing: Timing
-    sent_at: float
+    deadline: float
+    renew_at: float
+    """When to renew it first: where its latest sign of life was a waiter's, when it would have been kept next."""
     waited: float
-    unanswered_calls: tuple[asyncio.Future[Any], ...]
-    """Earlier attempts without an answer, which may still reach the store after a release."""
+    unanswered_calls: tuple[Call[Any], ...]
+    """Earlier requests without an answer, which may still reach the store after a release."""
 
 
 class Acquisition:
-    """One acquisition, from the first attempt to a grant or an error."""
+    """One acquisition, from the first request to a ticket that holds, or to an error."""
+
+    __slots__ = (
+        "_backend", "_began", "_call", "_calls", "_cancelling", "_clock", "_given_up", "_heartbeat", "_interrupted",
+        "_observers", "_opening", "_outcome", "_sent_at", "_silent_since", "_started", "_store_calls", "_terms",
+        "_tries", "_turn", "_undone", "task", "ticket",
+    )  # fmt: skip
+
+    _started: float
+    ticket: Ticket
 
     def __init__(  # noqa: PLR0917  (the parts of an engine, and the request)
         self,
@@ -202,282 +213,368 @@ class Acquisition:
         clock: Clock,
         store_calls: StoreCalls,
         opening: BackendOpening,
+        heartbeat: Heartbeat,
         observers: Observers,
         terms: Terms,
-        flight: Flight | None = None,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._store_calls = store_calls
         self._opening = opening
-        self._report = AcquisitionReport(observers, clock, terms.name)
+        self._heartbeat = heartbeat
+        self._observers = observers
         self._terms = terms
-        self._limit = terms.timing.call_limit
-        self._started = 0.0
-        self._flight = flight
-        if flight is None:
-            self._claim = terms.claim()
-        else:
-            self._claim = flight.claim
-            self._report.goes_on(flight.claim, flight.sent_at)
-        self._place: PlaceInLine | None = None
-        self._news: asyncio.Event | None = None  # set when the line has news
-        self._woken = False  # whether the line has woken this waiter for its next try
-        self._handed: tuple[Grant, float] | None = None  # what the line has handed over, and since when it counts
-        self._calls: list[asyncio.Future[Any]] = []  # attempts whose outcome is not known
-        self._undone = 0  # such attempts of this owner id, whose release is on its way
-        self._given_up = False  # whether a release of this owner id is on its way
-        self._unknown_since: float | None = None
+        self._undone = 0  # requests without an answer of this owner, whose release is on its way
+        self._given_up = False  # whether a release of this owner is on its way
         self._silent_since: float | None = None
         self._tries: Tries | None = None
-        self._task = asyncio.current_task()
-        self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._interrupted = False
+        self._call: Call[Place | Busy] | None = None  # a draw that is under way
+        self._sent_at = 0.0
+        self._outcome: Acquired | Place | Busy | BackendUnavailableError | None = None  # of the first draw
+        self._began = -math.inf
+        self._turn: asyncio.Event | None = None  # among the waiters of this client, at a store without a line
+        self._calls: list[Call[Any]] = []  # requests whose outcome is not known, or that drew the ticket
+        self.task = task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
 
-    async def run(self) -> AcquireResult:
+    def _draw_anew(self) -> None:
+        """Go on with another owner."""
+        self.ticket = Ticket(self._terms.claim(), self._heartbeat.on_bell)
+        self._began = self._clock.now()
+        if self._observers.any:
+            report_beginning(self._observers, self._terms.name, self.ticket.claim, self._began)
+
+    def begin(self) -> Acquired | None:
         """
-        Try until there is a grant or the patience is over.
+        Send the first draw. Return the ticket that holds, if the store answers so at once; else `run` goes on.
+
+        Raises:
+            BackendRefusedError: as `run`.
+        """
+        self._draw_anew()
+        self._started, calls = self._began, self._store_calls
+        behind = bool(calls.polling) and self._is_behind()
+        if self._opening.over and not calls.closing and not behind and calls.take_turn_at_once():
+            try:
+                self._call = call = self._send(self._began)
+                if calls.may_go_on(call) and call.exception() is None and isinstance(place := call.result(), Place):
+                    self._call = None
+                    self._outcome = outcome = self._take(place)
+                    return outcome if isinstance(outcome, Acquired) else None
+            except BaseException as error:
+                self._abandon(error)
+                raise
+        return None
+
+    async def run(self) -> Acquired:
+        """
+        Draw a ticket, and wait until it holds or the patience is over.
 
         Raises:
             LockHeldError: asked once, and another holder has the lock.
             AcquireTimeoutError: another holder still has it when the patience ends.
             BackendUnavailableError: the store did not answer until the patience ended; without a limit, for a ttl.
             BackendRefusedError: the store will not grant this, whatever is tried.
-            StaleTokenError: a fence could not be raised with the grant, so there is none.
             DrainingError: it was interrupted.
         """
-        if self._flight is None:
-            self._report.began(self._claim)
-        self._started = self._report.began_at
+        if self._began == -math.inf and (acquired := self.begin()) is not None:
+            return acquired
         try:
+            if self._outcome is None and self._call is None and self._is_behind():
+                await self._poll(math.inf)
             while True:
-                outcome = await self._attempt()
-                if isinstance(outcome, AcquireResult):
-                    break
+                drawn, self._outcome = self._outcome or await self._draw(), None
+                outcome = await self._stand() if isinstance(drawn, Place) else drawn
+                if isinstance(outcome, Acquired):
+                    return outcome
                 self._check_patience(outcome)
-                if isinstance(outcome, Busy):
-                    self._join_line()
-                await self._pause(outcome)
+                if not isinstance(outcome, Gone):
+                    await self._pause(outcome)
                 if isinstance(outcome, BackendUnavailableError):
                     _forget_frames(outcome)
         except BaseException as error:
-            by_drain = self._interrupted and self._task is not None and self._task.uncancel() <= self._cancelling
-            if not by_drain or not isinstance(error, asyncio.CancelledError):  # a cancellation from outside wins
-                self.abandon(error)
-                raise
-            draining = DrainingError(self._terms.name, self._clock.now() - self._started)
-            self.abandon(draining)
-            raise draining from None
-        self._leave_line()
-        self._calls.clear()
-        return outcome
+            self.end_by(error)
+            raise
+        finally:
+            self._poll_no_more()
 
-    def abandon(self, error: BaseException) -> None:
-        """End without a lease, because of *error*."""
-        if self._flight is not None:
-            self._calls.append(self._flight.call())
+    def end_by(self, error: BaseException) -> None:
+        """
+        Undo what was asked for. The caller raises *error* then.
+
+        Raises:
+            DrainingError: it was interrupted.
+        """
+        by_drain = self._interrupted and self.task is not None and self.task.uncancel() <= self._cancelling
+        if not by_drain or not isinstance(error, asyncio.CancelledError):  # a cancellation from outside wins
+            self._abandon(error)
+            return
+        draining = DrainingError(self._terms.name, self._clock.now() - self._started)
+        self._abandon(draining)
+        raise draining from None
+
+    def first_answer(self) -> Answer[Place | Busy] | None:
+        """Return the answer to the first draw, if it is under way, and `take_first_answer` may take it."""
+        call = self._call
+        return call if isinstance(call, Answer) and not call.done() else None
+
+    def take_first_answer(self) -> Acquired | None:
+        """
+        Take an answer that is there. Return the ticket that holds; else `run` goes on.
+
+        Raises:
+            BackendRefusedError: as `run`.
+        """
+        call = self._call
+        self._store_calls.suspended()
+        if call is None or not succeeded(call):
+            return None
+        self._call = None
+        try:
+            self._outcome = outcome = self._take(call.result())
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        return outcome if isinstance(outcome, Acquired) else None
+
+    def _abandon(self, error: BaseException) -> None:
         self._give_up()
-        self._report.failed(error, self._undone, closing=self._store_calls.closing or self._flight is not None)
+        self._report_end(error)
 
-    def undo(self, result: AcquireResult, reason: NotAcquiredReason) -> None:
-        """Give the grant in *result* back after all, because of what happened to the client meanwhile."""
-        self._store_calls.undo(result.claim, list(result.unanswered_calls), self._limit)
-        self._report.ended(reason, self._undone)
+    def undo(self, result: Acquired, reason: NotAcquiredReason) -> None:
+        """Give back the ticket in *result* after all, because of what happened to the client meanwhile."""
+        self.ticket.close()
+        self._store_calls.undo(result.ticket.claim, list(result.unanswered_calls), self._terms.timing.call_limit)
+        self._report_end(reason)
+
+    def _report_end(self, why: BaseException | NotAcquiredReason) -> None:
+        if self._observers.any:
+            now, closing = self._clock.now(), self._store_calls.closing
+            waited, claim = now - self._began, self.ticket.claim
+            report_end(self._observers, self._terms.name, claim, now, waited, why, self._undone, closing=closing)
 
     def interrupt(self) -> None:
         """End the waiting at once, also for an answer of the store: the client drains."""
-        assert self._task is not None  # an acquisition runs in a task
+        assert self.task is not None  # an acquisition runs in a task
         if not self._interrupted:
             self._interrupted = True
-            self._task.cancel()
+            self.task.cancel()
 
-    async def _attempt(self) -> AcquireResult | Busy | BackendUnavailableError:
-        self._check_open()
-        if self._given_up:  # a release of the former owner id is on its way
-            self._report.ended(NotAcquiredReason.TOO_LATE, self._undone)
-            self._claim = self._terms.claim()
-            self._unknown_since, self._undone, self._given_up = None, 0, False
-            self._report.began(self._claim)
-        flight, self._flight = self._flight, None
-        if flight is not None and flight.outcome is not PostOutcome.NOT_EXECUTED:
-            self._calls.append(flight.call())
-            no_answer = BackendUnavailableError(backend_name(self._backend), "acquire", "no answer in time")
-            return self._take(flight.outcome or no_answer, flight.sent_at)
-        if (handed := self._take_handed()) is not None:
-            return handed
-        asked_at = self._clock.now()
-        try:
-            await self._opening.attempt()
-            limit = self._terms.limit(self._started, asked_at)
-            # An acquisition without patience asks once, however late its turn comes.
-            patience = max(limit, self._patience_left()) if self._terms.wait else math.inf
-            woken, self._woken = self._woken, False
-            if not await self._store_calls.turn_to_try(patience, limit, hurry=woken):
-                raise AcquireTimeoutError(self._terms.name, self._clock.now() - self._started)
-        except BackendUnavailableError as error:
-            return self._silent(error, asked_at)
-        if self._store_calls.closing:
-            self._store_calls.end_try()
+    # The draw.
+
+    async def _draw(self) -> Acquired | Place | Busy | BackendUnavailableError:
+        """Send one draw, if none is under way. A `Place` is that of a ticket which waits."""
+        asked_at, calls = self._sent_at, self._store_calls
+        if self._call is None:
+            asked_at = self._clock.now()
             self._check_open()
-        sent_at = self._clock.now()
-        if self._silent_since is None and not self._store_calls.answered_since(asked_at):
-            self._silent_since = asked_at
-        limit = self._terms.limit(self._started, sent_at)
-        claim = self._claim
-        call = self._store_calls.send_try(lambda: self._ask(claim), limit)
-        self._calls.append(call)
+            if self._given_up:  # a release of the former owner is on its way
+                self._report_end(NotAcquiredReason.TOO_LATE)
+                self._undone, self._given_up = 0, False
+                self._draw_anew()
+            try:
+                await self._get_ready(asked_at)
+            except BackendUnavailableError as error:
+                return self._silent(error, asked_at)
+            self._call = self._send(self._clock.now())
+        call, self._call = self._call, None
         try:
-            outcome: Grant | Busy | Exception = await self._store_calls.answer("acquire", call, limit)
-        except (BackendError, StaleTokenError) as error:
-            outcome = error
-        return self._take(outcome, sent_at)
+            outcome = await calls.answer("acquire", call, self._terms.limit(self._started, self._sent_at))
+        except BackendUnavailableError as error:
+            return self._silent(error, self._sent_at if calls.answered_since(asked_at) else asked_at)
+        except BackendRefusedError:
+            self._calls.pop()  # nothing was drawn, for certain
+            raise
+        return self._take(outcome)
+
+    def _send(self, now: float) -> Call[Place | Busy]:
+        ticket, backend, terms = self.ticket, self._backend, self._terms
+        self._sent_at = now
+        if ticket.stop is None and backend.rings:
+            ticket.stop = backend.listen(ticket.claim, ticket.bell)
+        draw = backend.draw(ticket.claim, only_if_it_holds=terms.wait == 0 or not backend.rings)
+        call = self._store_calls.send_draw(draw, terms.limit(self._started, now))
+        self._calls.append(call)
+        return call
+
+    def _take(self, outcome: Place | Busy) -> Acquired | Place | Busy | BackendUnavailableError:
+        self._silent_since = None
+        if isinstance(outcome, Place):
+            self.ticket.take(outcome, self._sent_at)
+            return outcome if outcome.token is None else self._judge(outcome)
+        if not isinstance(outcome, Busy):
+            detail = f"its answer must be a Place or Busy, not {type(outcome).__name__}"  # type: ignore[unreachable]
+            raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
+        self._calls.pop()
+        if self._terms.on_held is not None:
+            self._terms.on_held()
+        return outcome
+
+    async def _get_ready(self, asked_at: float) -> None:
+        """Open the backend, and wait for a turn."""
+        if not self._opening.over:
+            await self._opening.attempt()
+        calls, terms = self._store_calls, self._terms
+        if not calls.take_turn_at_once():
+            limit = terms.limit(self._started, asked_at)
+            # An acquisition without patience asks once, however late its turn comes.
+            patience = max(limit, self._patience_left()) if terms.wait else math.inf
+            if not await calls.turn_to_draw(patience, limit):
+                raise AcquireTimeoutError(terms.name, self._clock.now() - self._started)
+        if calls.closing:
+            calls.end_turn()
+            self._check_open()
 
     def _check_open(self) -> None:
         if self._store_calls.closing:
             raise closed_meanwhile(self._terms.name)
 
-    def _take(self, outcome: object, sent_at: float) -> AcquireResult | Busy | BackendUnavailableError:
-        """Return what the outcome of the latest attempt is worth, by whichever way it was made."""
-        if isinstance(outcome, Grant):
-            return self._judge(outcome, sent_at)
-        if isinstance(outcome, BackendUnavailableError):
-            self._unknown_since = sent_at if self._unknown_since is None else self._unknown_since
-            return self._silent(outcome, sent_at)
-        if isinstance(outcome, Busy) and (mistake := mistake_in_refusal(outcome)) is not None:
-            raise BackendRefusedError(backend_name(self._backend), "acquire", mistake)
-        if isinstance(outcome, Busy | BackendRefusedError | StaleTokenError):
-            self._calls.pop()  # nothing was granted, for certain
-        if isinstance(outcome, Busy):
-            self._silent_since = None
-            if self._terms.on_held is not None:
-                self._terms.on_held()
-            return outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        detail = f"its answer must be a Grant or Busy, not {type(outcome).__name__}"
-        raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
-
-    def _ask(self, claim: Claim) -> Awaitable[Grant | Busy]:
-        if self._terms.fences and isinstance(self._backend, SupportsFence):
-            return self._backend.acquire_fenced(claim, self._terms.fences)
-        return self._backend.acquire(claim)
-
-    def _silent(self, error: BackendUnavailableError, sent_at: float) -> BackendUnavailableError:
+    def _silent(self, error: BackendUnavailableError, since: float) -> BackendUnavailableError:
         """Note since when the store has given no answer that could be used."""
-        self._silent_since = sent_at if self._silent_since is None else self._silent_since
+        self._silent_since = since if self._silent_since is None else self._silent_since
         return error
 
-    def _judge(self, grant: Grant, sent_at: float) -> AcquireResult | BackendUnavailableError:
-        """Take a grant only if the backend has filled it in rightly and its deadline is still ahead."""
-        mistake = mistake_in(grant, self._claim.mode)
+    def _judge(self, place: Place) -> Acquired | BackendUnavailableError:
+        """Take a ticket that holds only if the backend has filled it in rightly and its deadline is still ahead."""
+        ticket, timing = self.ticket, self._terms.timing
+        mistake = mistake_in(place, ticket.claim.mode)
         if mistake is not None:
             raise BackendRefusedError(backend_name(self._backend), "acquire", mistake)
-        try:
-            timing = self._terms.timing.granted(grant.ttl)
-        except ConfigurationError as error:
-            raise BackendRefusedError(backend_name(self._backend), "acquire", f"it grants less: {error}") from error
-        counts_from = sent_at
-        if not grant.restarted and self._unknown_since is not None:
-            counts_from = self._unknown_since
-        now = self._clock.now()
-        if now < timing.deadline(counts_from):
-            unanswered_calls = tuple(self._calls[:-1])
-            return AcquireResult(self._claim, grant, timing, counts_from, now - self._report.began_at, unanswered_calls)
+        if place.ttl is not None:
+            try:
+                timing = timing.granted(place.ttl)
+            except ConfigurationError as error:
+                raise BackendRefusedError(backend_name(self._backend), "acquire", f"it grants less: {error}") from error
+        now, sent_at, lives = self._clock.now(), ticket.counts_from, ticket.lives
+        deadline = sent_at + (timing.valid_for if lives >= timing.ttl else timing.validity(lives))
+        if now < deadline:
+            renew_at = sent_at + (timing.heartbeat_interval if lives >= timing.ttl else ticket.every)
+            calls = () if len(self._calls) == 1 else tuple(filter(_unanswered, self._calls))
+            return Acquired(ticket, place, timing, deadline, renew_at, now - self._began, calls)
         self._give_up()
-        detail = f"the grant came {now - counts_from:.3g} s after its request, too late to be used"
+        detail = f"the grant came {now - sent_at:.3g} s after its request, too late to be used"
         logger.warning("acquire: %s", detail)
         return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
 
-    @property
-    def _patience(self) -> float:
-        wait = math.inf if self._terms.wait is None else self._terms.wait
-        return max(wait, self._opening.patience)
+    # The wait.
+
+    async def _stand(self) -> Acquired | Gone | BackendUnavailableError:
+        """
+        Wait in the line until the ticket holds. `Gone`: it died, and another one has to be drawn.
+
+        The heartbeat keeps the ticket meanwhile, together with the leases. A bell about the ticket of the latest
+        answer, or the answer of a keep, says that it holds.
+        """
+        if self._terms.on_held is not None:
+            self._terms.on_held()
+        if self.task is not None and self.task.get_name() == "fencing-thread":  # no task of the user's
+            self.task.set_name(waiting_for(self._terms.name))
+        ticket, news = self.ticket, self._store_calls.new_wakeup()
+        ticket.news = news
+        self._heartbeat.wait(ticket)
+        try:
+            while True:
+                latest = ticket.latest
+                if isinstance(latest, Gone):
+                    return latest
+                if isinstance(latest, Place) and latest.token is not None:
+                    if ticket.counts_from + self._terms.timing.validity(ticket.lives) > self._clock.now():
+                        return self._judge(latest)
+                    ticket.latest = latest._replace(token=None)  # what is left of a waiter's life is too little
+                    self._heartbeat.keep_soon(ticket)
+                self._check_open()
+                if self._patience_left() <= 0:
+                    raise AcquireTimeoutError(self._terms.name, self._clock.now() - self._started)
+                if self._silent_for_too_long(ticket.silent_since):
+                    silent = BackendUnavailableError(backend_name(self._backend), "acquire", SILENT)
+                    silent.waited = self._clock.now() - self._started
+                    raise silent
+                await self._store_calls.suspends.watched_sleep(news, self._patience_left())
+                news.clear()
+        finally:
+            self._heartbeat.wait_no_more(ticket)
+            self._store_calls.wakeups.discard(news)
+            ticket.news = None
+
+    # Patience.
 
     def _patience_left(self) -> float:
-        return self._started + self._patience - self._clock.now()
+        wait = math.inf if self._terms.wait is None else self._terms.wait
+        return self._started + max(wait, self._opening.patience) - self._clock.now()
 
-    def _check_patience(self, outcome: Busy | BackendUnavailableError) -> None:
-        waited = self._clock.now() - self._started
-        over = self._patience_left() <= 0
+    def _check_patience(self, outcome: Busy | Gone | BackendUnavailableError) -> None:
+        waited, over = self._clock.now() - self._started, self._patience_left() <= 0
         if isinstance(outcome, BackendUnavailableError):
-            since = self._started if self._silent_since is None else self._silent_since
-            longest = max(self._terms.timing.ttl, self._opening.patience)
-            if over or (self._terms.wait is None and self._clock.now() - since >= longest):
-                outcome.waited = waited if self._patience else None
+            if over or self._silent_for_too_long(self._started if self._silent_since is None else self._silent_since):
+                outcome.waited = waited if self._terms.wait != 0 else None
                 raise outcome
-        elif over and self._terms.wait == 0:
-            raise LockHeldError(self._terms.name, waited, outcome.retry_after)
+        elif over and self._terms.wait == 0 and isinstance(outcome, Busy):
+            raise LockHeldError(self._terms.name, waited, outcome.look_after)
         elif over:
             raise AcquireTimeoutError(self._terms.name, waited)
 
-    def _join_line(self) -> None:
-        if self._place is not None or not isinstance(self._backend, SupportsLine):
-            return
-        if self._task is not None and self._task.get_name() == "fencing-thread":  # no task of the user's
-            self._task.set_name(waiting_for(self._terms.name))
-        asks = bool(self._terms.fences) or self._terms.mode is not LOCK  # fences and shares are granted by a try
-        self._news = self._store_calls.new_wakeup()
-        self._place = self._backend.stand(self._claim, self._notified, hand_over=not asks)
-
-    def _notified(self, grant: Grant | None = None, age: float = 0.0) -> None:
-        """See `fencing_sdk.abc.WaiterNotice`."""
-        if grant is not None:
-            self._handed = grant, self._clock.now() - age
-        if self._news is not None:
-            self._news.set()
-
-    def _take_handed(self) -> AcquireResult | BackendUnavailableError | None:
-        """
-        Take the grant that the line has handed over.
-
-        If its first renewal is due already, ask for the lock: the same owner gets the same token, and a fresh ttl.
-        """
-        if self._handed is None:
-            return None
-        (grant, counts_from), self._handed = self._handed, None
-        if self._clock.now() - counts_from >= self._terms.timing.heartbeat_interval:
-            return None
-        result = self._judge(grant, counts_from)
-        return result._replace(unanswered_calls=tuple(self._calls)) if isinstance(result, AcquireResult) else result
+    def _silent_for_too_long(self, since: float | None) -> bool:
+        longest = max(self._terms.timing.ttl, self._opening.patience)
+        return since is not None and self._terms.wait is None and self._clock.now() - since >= longest
 
     async def _pause(self, outcome: Busy | BackendUnavailableError) -> None:
-        pause = None
-        if self._place is not None and isinstance(outcome, Busy):
-            pause = self._place.retry_after(min(_advised(outcome), _LONGEST_PAUSE * JITTER.uniform(0.75, 1.0)))
-        chosen = self._terms.backoff is not DEFAULT_BACKOFF
-        if pause is None or (chosen and self._place is not None and self._place.polls):
-            error = LockHeldError(self._terms.name, 0.0, outcome.retry_after) if isinstance(outcome, Busy) else outcome
-            self._tries = self._tries or Tries(self._terms.backoff)
-            pause = self._tries.pause_after(error)
-            pause = min(pause, _advised(outcome)) if isinstance(outcome, Busy) else pause
-        pause = min(pause, max(0.0, self._patience_left()))
-        if self._news is None:
-            await self._store_calls.sleep_until_closing(pause)
+        error = LockHeldError(self._terms.name, 0.0, outcome.look_after) if isinstance(outcome, Busy) else outcome
+        self._tries = self._tries or Tries(self._terms.backoff)
+        pause = self._tries.pause_after(error)
+        if isinstance(outcome, Busy):
+            if self._terms.backoff is DEFAULT_BACKOFF:
+                pause = min(pause, JITTER.uniform(*_POLL_AFTER))
+            await self._poll(min(pause, _advised(outcome)))
+        else:
+            await self._store_calls.sleep_until_closing(min(pause, max(0.0, self._patience_left())))
+
+    def _is_behind(self) -> bool:
+        """Return whether others of this client wait for the name, at a store without a line."""
+        return self._terms.wait != 0 and self._terms.store_name in self._store_calls.polling
+
+    async def _poll(self, pause: float) -> None:
+        """
+        Wait for the next try at a store without a line.
+
+        The first waiter of a client asks for all of them, after a *pause* or a release by this client. The others
+        follow in the order of their arrival.
+        """
+        calls = self._store_calls
+        if self._turn is None:
+            self._turn = calls.new_wakeup()
+            calls.polling.setdefault(self._terms.store_name, []).append(self._turn)
+        if calls.polling[self._terms.store_name][0] is not self._turn:
+            pause = math.inf
+        await calls.suspends.watched_sleep(self._turn, min(pause, max(0.0, self._patience_left())))
+        if not calls.closing:
+            self._turn.clear()
+
+    def _poll_no_more(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
             return
-        await self._store_calls.suspends.watched_sleep(self._news, pause)
-        self._woken = self._news.is_set()
-        self._news.clear()
+        calls, name = self._store_calls, self._terms.store_name
+        calls.wakeups.discard(turn)
+        line = calls.polling[name]
+        line.remove(turn)
+        if line:
+            line[0].set()
+        else:
+            del calls.polling[name]
 
     def _give_up(self) -> None:
-        """Leave the line, and release by claim what the attempts without an answer, or the line, may still get."""
-        handing = self._place is not None and self._place.hands_over  # the line may still grant the lock
-        self._leave_line()
+        """Give back the ticket that was drawn, or that a request without an answer may still draw."""
+        self.ticket.close()
         calls, self._calls = self._calls, []
-        if calls or handing:
+        if calls:
             self._given_up = True
-            self._undone += len(calls)
-            self._store_calls.undo(self._claim, calls, self._limit)
+            self._undone += sum(map(_unanswered, calls))
+            self._store_calls.undo(self.ticket.claim, calls, self._terms.timing.call_limit)
 
-    def _leave_line(self) -> None:
-        place, self._place = self._place, None
-        if place is None:
-            return
-        self._handed = None
-        if (leaving := place.leave()) is not None:
-            self._store_calls.outlast(leaving)
-        if self._news is not None:
-            self._store_calls.wakeups.discard(self._news)
-            self._news = None
+
+def _unanswered(call: Call[Any]) -> bool:
+    return not succeeded(call)
 
 
 def closed_meanwhile(name: str) -> UsageError:
@@ -499,5 +596,5 @@ def _forget_frames(error: BaseException | None) -> None:
 
 def _advised(busy: Busy) -> float:
     """Seconds until another try makes sense, by the store's advice; never so few that waiting becomes spinning."""
-    advice = busy.retry_after
-    return _LONGEST_PAUSE if advice is None or not math.isfinite(advice) else max(advice, _SHORTEST_PAUSE)
+    advice = busy.look_after
+    return _LONGEST_PAUSE if advice is None or not math.isfinite(advice) else max(advice, SHORTEST_PAUSE)

@@ -13,23 +13,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.acquisition import AcquireResult, Acquisition, BackendOpening, Terms
+from fencing_sdk._engine.acquisition import Acquired, Acquisition, BackendOpening, Terms, closed_meanwhile
 from fencing_sdk._engine.draining import Draining, work_of
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.releases import Parking, Releases
-from fencing_sdk._engine.store_calls import Flight, StoreCalls, backend_name, granted
+from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._lease import Lease, PermitLease, waiting_thread
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Holder
+from fencing_sdk._values.answer import Answer, succeeded
+from fencing_sdk._values.claim import Holder, holders_in
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.loop_owner import loop_of, no_task, running_loop
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import Status
 from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve, scope_class
-from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, SupportsLossNotice, SupportsShares
-from fencing_sdk.abc._powers import PostOutcome, SupportsFence
+from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.errors import (
     BackendError,
     BackendUnavailableError,
@@ -69,7 +68,6 @@ class Engine:
         self.opening = BackendOpening(backend, clock, self._store_calls, open_wait)
         self._heartbeat = Heartbeat(backend, clock, self._store_calls, observers, watch_stalls=watch_stalls)
         self._beating: asyncio.Task[None] | None = None
-        self._stop_notices: Callable[[], object] = lambda: None
         self._releases = Releases(self._heartbeat, self._store_calls, clock, self._report)
         self._closing = Closing(self._releases.unreleased)
         self.draining = Draining(self._releases)
@@ -86,8 +84,6 @@ class Engine:
         """
         if not lazily:
             await self.opening.wait()
-        if isinstance(self._backend, SupportsLossNotice):
-            self._stop_notices = self._backend.on_loss(self._on_loss)
         self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
         self._beating.add_done_callback(retrieve, context=Context())
 
@@ -125,61 +121,56 @@ class Engine:
             raise no_task()
         self.draining.check(terms)
 
-    async def hold(self, terms: Terms, fences: Fences) -> Lease:  # noqa: C901  (the whole story of an acquisition)
-        """
-        Acquire a lease that is renewed from now on, with every fence raised.
-
-        The short way stands here: one post, answered in time by a usable grant, which is nearly always so. An
-        `Acquisition` goes on with a post that ends otherwise. It makes every request itself if no post can ask for
-        this, the backend takes none, or it is not open yet.
-        """
+    async def hold(self, terms: Terms, fences: Fences) -> Lease:
+        """Acquire a lease that is renewed from now on, with every fence raised."""
         try:
-            if running_loop() is not self._loop or asyncio.current_task() is None or not self._may_begin:
+            if running_loop() is not self._loop or asyncio.current_task(self._loop) is None or not self._may_begin:
                 try:
                     self._check_may_begin(terms)  # a body may begin more while the client drains
                 except DrainingError:
                     await asyncio.sleep(0)  # tasks run, although the caller may ask again at once
                     raise
+            acquisition = Acquisition(
+                self._backend, self._clock, self._store_calls, self.opening, self._heartbeat, self._observers, terms
+            )
+            acquired = acquisition.begin()
+            if acquired is None:
+                self.draining.waiting[acquisition] = work_of(terms)
+                try:  # here and in no other coroutine: most acquisitions end with the first answer
+                    if (answer := acquisition.first_answer()) is not None:
+                        try:
+                            await answer.waiter()
+                        except BaseException as error:
+                            acquisition.end_by(error)
+                            raise
+                        acquired = acquisition.take_first_answer()
+                    if acquired is None:
+                        acquired = await acquisition.run()
+                finally:
+                    self.draining.waits_no_more(acquisition)
+                self._check_may_go_on(acquisition, acquired, terms)
+            elif self._report.observed:  # which may have begun to drain or to close the client
+                self._check_may_go_on(acquisition, acquired, terms)
+            lease = self._begin(terms.name, acquired)
             if fences:
-                terms, fences = self._share_out(terms, fences)
-            posts, flight, lease = self._store_calls.posts, None, None
-            if posts is not None and self.opening.over and not terms.fences and terms.mode is LOCK:
-                claim, sent_at = terms.claim(), self._clock.now()
-                if self._report.observed:
-                    self._report.acquiring(terms.name, claim, sent_at)
-                flight = posts.acquire(claim, sent_at, terms.limit(sent_at, sent_at))
-                if flight.waiter is not None:
-                    self.draining.waiting[flight] = work_of(terms)
-                    try:
-                        await flight.waiter
-                    except BaseException as error:
-                        self._acquisition(terms, flight).abandon(error)  # which knows how to take the request back
-                        raise
-                    finally:
-                        self.draining.waits_no_more(flight)
-                grant, now = granted(flight), self._clock.now()
-                if grant is not None and now < terms.timing.deadline(sent_at) and self._may_begin:
-                    lease = self._begin(terms.name, claim, grant, terms.timing, sent_at, now - sent_at)
-            if lease is None:
-                lease = self._begin(terms.name, *await self._acquire(terms, flight))
-            if fences or terms.fences:
                 await self._raise_fences(lease, terms, fences)
         except DrainingError:
             await self.draining.let_bodies_end()
             raise
         return Lease(lease) if lease.permit is None else PermitLease(lease)
 
-    def _share_out(self, terms: Terms, fences: Fences) -> tuple[Terms, Fences]:
-        """Put the *fences* that the backend raises atomically with the grant into the terms; return the rest."""
-        backend = self._backend
-        named = [(guard, terms.name if resource is None else resource) for guard, resource in fences]
-        keeps = backend.keeps if terms.mode is LOCK and isinstance(backend, SupportsFence) else None
-        joint = [] if keeps is None else [fence for fence in named if keeps(fence[0])]
-        return terms._replace(fences=joint), [fence for fence in named if fence not in joint]
+    def _check_may_go_on(self, acquisition: Acquisition, acquired: Acquired, terms: Terms) -> None:
+        if not self._may_begin:
+            try:
+                self._check_may_begin(terms)
+            except (UsageError, DrainingError) as error:
+                closed = isinstance(error, UsageError)
+                acquisition.undo(acquired, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
+                raise closed_meanwhile(terms.name) if self._closing.begun else error  # noqa: B904  (the same)
 
-    async def _raise_fences(self, lease: LeaseState, terms: Terms, apart: Fences) -> None:
+    async def _raise_fences(self, lease: LeaseState, terms: Terms, fences: Fences) -> None:
         """
-        Raise the fences *apart* that came not with the grant, one after the other; if one fails, release the lease.
+        Raise the *fences*, one after the other; if one fails, release the lease.
 
         A guard is asked twice within what the lease is worth, as the first answer may be lost: to raise a fence twice
         is to raise it once.
@@ -192,9 +183,7 @@ class Engine:
             Exception: what a guard raised.
         """
         try:
-            for _, resource in terms.fences:
-                self._report.fence_raised(lease, resource, lease.token)
-            for guard, name in apart:
+            for guard, name in fences:
                 resource, token, worth = lease.resource(name or terms.name), lease.token, lease.remaining
                 for _ in range(2):
                     with move_on_after(worth / 2):
@@ -213,48 +202,15 @@ class Engine:
             await self.release(lease)
             raise
 
-    async def _acquire(self, terms: Terms, flight: Flight | None) -> AcquireResult:
-        """Acquire by as many requests as it takes, the first of which may be the *flight* of a post."""
-        acquisition = self._acquisition(terms, flight)
-        self.draining.waiting[acquisition] = work_of(terms)
-        try:
-            if flight is not None:
-                try:
-                    self._check_may_begin(terms)
-                except (UsageError, DrainingError) as error:
-                    acquisition.abandon(error)
-                    raise
-            result = await acquisition.run()
-        finally:
-            self.draining.waits_no_more(acquisition)
-        try:
-            self._check_may_begin(terms)
-        except (UsageError, DrainingError) as error:
-            closed = isinstance(error, UsageError)
-            acquisition.undo(result, NotAcquiredReason.CLOSED if closed else NotAcquiredReason.DRAINING)
-            raise
-        return result
-
-    def _acquisition(self, terms: Terms, flight: Flight | None) -> Acquisition:
-        calls, opening = self._store_calls, self.opening
-        return Acquisition(self._backend, self._clock, calls, opening, self._observers, terms, flight)
-
-    def _begin(  # noqa: PLR0917  (what a lease is made of)
-        self,
-        name: str,
-        claim: Claim,
-        grant: Grant,
-        timing: Timing,
-        sent_at: float,
-        waited: float,
-        unanswered_calls: tuple[asyncio.Future[Any], ...] = (),
-    ) -> LeaseState:
-        deadline = timing.deadline(sent_at)
-        lease = LeaseState(name, claim, grant.token, deadline, timing, self._clock, self, grant.permit)
+    def _begin(self, name: str, acquired: Acquired) -> LeaseState:
+        ticket, place, timing, deadline, renew_at, waited, unanswered = acquired
+        assert place.token is not None  # it holds
+        lease = LeaseState(name, ticket.claim, place.token, deadline, timing, self._clock, self, place.permit)
         if (thread := waiting_thread()) is not None and thread.in_transactions:
             lease.older_transactions = thread.in_transactions
-        lease.unanswered_calls = unanswered_calls  # before an observer hears of the lease, and may close the client
-        self._heartbeat.add(lease, sent_at)
+        lease.unanswered_calls = unanswered  # before an observer hears of it, and may close the client
+        lease.ticket, ticket.lease = ticket, lease
+        self._heartbeat.add(lease, renew_at)
         if self._report.observed:
             self._report.acquired(lease, waited)
         return lease
@@ -265,14 +221,16 @@ class Engine:
         return await self.draining.wait()
 
     async def inspect(self, name: str) -> Holder | None:
-        """Ask the store who holds *name*."""
-        return await self.ask("inspect", lambda: self._backend.inspect(name))
+        """Ask the store who holds *name*: the one whose ticket lives longest, if several do."""
+        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """Ask the store for all who hold *name*."""
-        backend = self._backend
-        assert isinstance(backend, SupportsShares)  # looked at when the recipe was described
-        return await self.ask("inspect", lambda: backend.holders(name))
+    async def holders(self, *names: str) -> Sequence[Holder]:
+        """Ask the store for all who hold the *names*, of each in the order of their permits, or of their tokens."""
+        found = await self.ask("inspect", lambda: self._backend.tickets(names))
+        lines = self._backend.rings
+        return [
+            holder for name, seen in zip(names, found, strict=True) for holder in holders_in(name, seen, lines=lines)
+        ]
 
     def status(self, leader_of: Sequence[str]) -> Status:
         """Return the state of the client, without asking the store."""
@@ -285,7 +243,7 @@ class Engine:
         self.check_usable()
         if not self.opening.over:
             await self.opening.wait()
-        return await self._store_calls.ask(operation, call, _CALL_LIMIT)
+        return await self._store_calls.ask(operation, call(), _CALL_LIMIT)
 
     async def renew(self, lease: LeaseState) -> None:
         """Renew one lease now."""
@@ -308,19 +266,20 @@ class Engine:
             return
         if self._closing.begun:
             self._closing.changed.set()
-        flight, cancelled = self._releases.post(lease), None
-        if flight is not None and flight.waiter is not None:
+        sent_at, cancelled = self._clock.now(), None
+        first = self._releases.send_first(lease)
+        if isinstance(first, Answer) and not first.done():
             try:
-                await flight.waiter
+                await first.waiter()
             except asyncio.CancelledError as error:
                 cancelled = error
             except BaseException:
-                self._releases.report_when_done(lease, self._releases.send(lease, flight))
+                self._releases.report_when_done(lease, self._releases.send(lease, first))
                 raise
-        if flight is not None and flight.outcome is PostOutcome.RELEASED:
+        if first is not None and succeeded(first) and first.result() is None:
             self._releases.report_end(lease, confirmed=True)
         else:
-            await self._releases.finish(lease, flight)
+            await self._releases.finish(lease, first, sent_at)
         if cancelled is not None:
             raise cancelled
 
@@ -339,7 +298,7 @@ class Engine:
             await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
 
     def _parking(self, lease: LeaseState, seconds: float) -> Parking:
-        return Parking(self._backend, self._store_calls, self._clock, lease, lease.acquired_at + seconds)
+        return Parking(self._store_calls, self._clock, lease, lease.acquired_at + seconds)
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """Report that *lease* was lost."""
@@ -357,10 +316,6 @@ class Engine:
         parking = self._parking(lease, lease.keep_for) if lease.kept else None
         lease.mark_released()  # a renewal on its way, which finds the lock free, is not a loss
         self._releases.release_behind(lease, parking)
-
-    def _on_loss(self, claim: Claim, reason: LossReason, detail: str = "") -> None:
-        if (lease := self._heartbeat.leases.get(claim.owner)) is not None:
-            lease.lose(reason, detail)
 
     @property
     def closed(self) -> bool:
@@ -417,6 +372,8 @@ class Engine:
             self._releases.store_calls = self._store_calls = StoreCalls(self._backend, self._clock)
             self._closing = Closing(self._releases.unreleased)
             self._beating = None
+            for ticket in self._heartbeat.forget_waiting():  # no task will give it back
+                self._store_calls.undo(ticket.claim, [], _CALL_LIMIT)
         try:
             if drain is not None and not self._closing.begun and self._beating is not None:
                 await self.drain(drain)
@@ -432,7 +389,6 @@ class Engine:
             steps.push_async_callback(self._store_calls.aclose, _CALL_LIMIT)
             steps.push_async_callback(self._end_heartbeat)
             self._heartbeat.lose_all(LossReason.CLOSED)
-            self._stop_notices()
             self.draining.stop()
             held_by_bodies = await self._closing.await_bodies(_CALL_LIMIT)
             self._releases.release_all(but=held_by_bodies)
@@ -445,7 +401,7 @@ class Engine:
 
     async def _close_backend(self) -> None:
         try:
-            await self._store_calls.ask("close", self._backend.aclose, _CALL_LIMIT)
+            await self._store_calls.ask("close", self._backend.aclose(), _CALL_LIMIT)
         except BackendError as error:
             logger.warning("closing the backend failed: %s", error)  # without its cause, whose text may hold a URL
         except Exception as error:  # noqa: BLE001  (closing must not replace the error of the user's body)

@@ -1,11 +1,12 @@
 """
-One heartbeat per client: renews every lease, and ends those that cannot be renewed.
+One heartbeat per client: keeps the tickets of every lease and of every waiter, and ends leases that cannot be kept.
 
-A single task sleeps until a group of leases is due (`LeaseGroup`). Then:
+A single task sleeps until a group of leases (`LeaseGroup`), or a ticket that waits, is due. Then:
 
-1. `_send` renews the leases that are due by one call to the store, in a task of its own, so that a call that hangs
+1. `_send` keeps the tickets that are due by one call to the store, in a task of its own, so that a call that hangs
    delays no other.
-2. `_apply` gives each lease its own outcome: renewed; refused, taken over or revoked (lost at once); or unknown.
+2. `_apply` gives each lease its own outcome: it holds; it is gone (lost at once); or unknown. A ticket that waits takes
+   its answer (`Ticket.take`), and its acquisition goes on.
 3. `_plan` says when each is renewed next: one interval after the call was sent if it was renewed, and after a pause
    that shrinks towards the deadline if the outcome is unknown: a quarter of the time that is left, but no less than
    1/32 and no more than 1/4 of an interval, times a random 0.5 to 1 (`Timing.retry_pause`). Nothing else retries a
@@ -35,13 +36,14 @@ from typing import Generic, TypeVar
 
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
+from fencing_sdk._engine.ticket import Ticket
 from fencing_sdk._engine.timers import StallWatch
 from fencing_sdk._lease_state import LeaseState, loss_in
-from fencing_sdk._values.claim import Claim, Renewal, Revoked
+from fencing_sdk._values.claim import Gone, Place
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import Status
-from fencing_sdk.abc import Backend
+from fencing_sdk.abc import Backend, Kept, News
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, FencingError, LeaseLostError, LossReason
 
 BATCH = 1000
@@ -201,7 +203,8 @@ class Heartbeat:
         self.leases: dict[str, LeaseState] = {}
         """Every lease of the client by its owner, also one that was lost, until it is released or dropped."""
         self._suspends.leases = self.leases
-        self._schedule: Schedule[LeaseGroup] = Schedule()
+        self._waiting: dict[Ticket, None] = {}
+        self._schedule: Schedule[LeaseGroup | Ticket] = Schedule()
         self._open: dict[float, LeaseGroup] = {}  # by interval: the group that the next lease may join
         self._one_answer_at_a_time = asyncio.Lock()
         self.granted_at: float | None = None
@@ -209,6 +212,7 @@ class Heartbeat:
         self._wake = asyncio.Event()
         self._asleep_until = float("inf")
         self.failure: BaseException | None = None
+        self.on_bell = self.rung  # bound once: every ticket has it
 
     def __len__(self) -> int:
         return sum(lease.lost is None for lease in self.leases.values())
@@ -228,13 +232,13 @@ class Heartbeat:
 
     # The leases.
 
-    def add(self, lease: LeaseState, sent_at: float) -> None:
-        """Keep *lease* alive; its last successful request left at *sent_at*."""
+    def add(self, lease: LeaseState, renew_at: float) -> None:
+        """Keep *lease* alive, from *renew_at* on."""
         interval = lease.timing.heartbeat_interval
         self.leases[lease.claim.owner] = lease
         self.granted_at = lease.acquired_at
         self._suspends.wake()
-        when = max(sent_at + interval, lease.acquired_at)  # after a slow grant: at once, and not late
+        when = max(renew_at, lease.acquired_at)  # after a slow grant: at once, and not late
         group = self._open.get(interval)
         if group is None or len(group.members) >= BATCH or not group.since <= when <= group.open_until:
             group = self._open[interval] = LeaseGroup(self._clock, interval, when)
@@ -273,6 +277,50 @@ class Heartbeat:
         for group in tuple(self._open.values()):
             self._close_group(group)
 
+    # Tickets that wait, and bells.
+
+    def wait(self, ticket: Ticket) -> None:
+        """Keep *ticket*, which waits, from now on."""
+        self._waiting[ticket] = None
+        ticket.plan(self._clock.now())
+        self._put_ticket(ticket)
+
+    def wait_no_more(self, ticket: Ticket) -> None:
+        """Leave *ticket* alone: its acquisition has ended, or draws again."""
+        self._waiting.pop(ticket, None)
+        self._schedule.drop(ticket)
+
+    def forget_waiting(self) -> list[Ticket]:
+        """Leave all tickets that wait alone, and return them."""
+        waiting, self._waiting = list(self._waiting), {}
+        return waiting
+
+    def keep_soon(self, ticket: Ticket) -> None:
+        """Keep *ticket* at once, or again when the request about it that is under way is answered."""
+        if ticket in self._schedule:
+            ticket.due = self._clock.now()
+            self._put_ticket(ticket)
+        else:
+            ticket.ask_again = True
+
+    def rung(self, ticket: Ticket, news: News) -> None:
+        """Take a bell of *ticket*: see `fencing_sdk.abc.Bell`."""
+        lease = ticket.lease
+        if lease is None:
+            if ticket.ring(news):
+                self.keep_soon(ticket)
+        elif isinstance(news, Gone) and news.reason is not None:
+            lease.lose(*loss_in(news))
+        elif not isinstance(news, Place) and lease.group is not None:
+            ticket.ask_again = math.isinf(lease.next_beat)  # a keep is on its way, and may not know of it
+            if not ticket.ask_again:
+                lease.next_beat = self._clock.now()
+                self._put_back(lease.group)
+
+    def _put_ticket(self, ticket: Ticket) -> None:
+        self._schedule.put(ticket, ticket.due)
+        self._wake_before(ticket.due)
+
     # The task.
 
     async def run(self) -> None:
@@ -280,10 +328,13 @@ class Heartbeat:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                for call in self._calls(self._take_due(self._clock.now())):  # one in each turn of the loop
+                leases, tickets = self._take_due(self._clock.now())
+                for call, waiting in self._calls(leases, tickets):  # one in each turn of the loop
                     now = self._clock.now()
-                    if leases := [lease for lease in call if lease.held_at(now)]:  # some waited here for a turn or more
-                        self._send(leases, now)
+                    held = [lease for lease in call if lease.held_at(now)]  # some waited here for a turn or more
+                    standing = [ticket for ticket in waiting if ticket in self._waiting]
+                    if held or standing:
+                        self._send(held, standing, now)
                     self.log.expect_beat(self._schedule.next(), self.leases.values())  # a task may block this turn
                     await asyncio.sleep(0)
                 await self._sleep(self._schedule.next())
@@ -306,6 +357,9 @@ class Heartbeat:
     def _put(self, group: LeaseGroup, when: float) -> None:
         group.due = when
         self._schedule.put(group, when)
+        self._wake_before(when)
+
+    def _wake_before(self, when: float) -> None:
         if when < self._asleep_until:
             self._asleep_until = when
             self.log.expect_beat(when, self.leases.values())  # now: the loop may be blocked before this task runs
@@ -318,23 +372,27 @@ class Heartbeat:
 
     # What is due.
 
-    def _take_due(self, now: float) -> list[LeaseState]:
-        """Take the leases that are due at *now*, and those that may come early to be renewed with them."""
-        groups = [group for group, _ in self._schedule.due(now)]
+    def _take_due(self, now: float) -> tuple[list[LeaseState], list[Ticket]]:
+        """Take what is due at *now*, and what may come early to be kept with it."""
+        keys = [key for key, _ in self._schedule.due(now)]
+        groups = [key for key in keys if isinstance(key, LeaseGroup)]
         for group in groups:
             group.end_expired(now)
         due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= now]
         self.log.beat(now, due)
-        if due:
-            horizon = now + due[0].timing.heartbeat_interval * _WINDOW
-            groups += [group for group, _ in self._schedule.due(horizon)]
+        if due or keys:
+            every = due[0].timing.heartbeat_interval if due else keys[0].every if isinstance(keys[0], Ticket) else 0.0
+            horizon = now + every * _WINDOW
+            more = [key for key, _ in self._schedule.due(horizon)]
+            groups += [key for key in more if isinstance(key, LeaseGroup)]
+            keys += more
             due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= horizon]
         for lease in due:
             lease.next_beat = math.inf
         for group in groups:
             self._close_group(group)
             self._put_back(group)
-        return due
+        return due, [key for key in keys if isinstance(key, Ticket)]
 
     def _close_group(self, group: LeaseGroup) -> None:
         """Let no more leases join."""
@@ -343,9 +401,11 @@ class Heartbeat:
         if not group.members:
             group.stop()
 
-    def _calls(self, due: Iterable[LeaseState]) -> Iterator[list[LeaseState]]:
+    def _calls(
+        self, due: Iterable[LeaseState], tickets: Sequence[Ticket]
+    ) -> Iterator[tuple[Sequence[LeaseState], Sequence[Ticket]]]:
         """
-        The leases to renew, `BATCH` at a time.
+        The leases and tickets to keep, `BATCH` at a time.
 
         Leases that are closer to their deadline than an interval have calls of their own. A call ends when its most
         urgent lease must try again, so that the others would have no answer from a slow store.
@@ -359,61 +419,87 @@ class Heartbeat:
                 (close if is_close else calm).append(lease)
         for leases in (close, calm):
             for start in range(0, len(leases), BATCH):
-                yield leases[start : start + BATCH]
+                call, room = leases[start : start + BATCH], 0
+                if leases is calm:
+                    room = BATCH - len(call)
+                yield call, tickets[:room]
+                tickets = tickets[room:]
+        for start in range(0, len(tickets), BATCH):
+            yield (), tickets[start : start + BATCH]
 
     # One call, and its answer.
 
-    def _send(self, leases: Sequence[LeaseState], now: float) -> None:
-        """Renew *leases* by one call."""
-        end = min([lease.deadline for lease in leases])
-        quickest = min([lease.timing for lease in leases], key=attrgetter("heartbeat_interval"))
-        limit = quickest.renewal_limit(end - now)
-        self._store_calls.start(self._renew(leases, [lease.claim for lease in leases], now, limit), "fencing-renew")
+    def _send(self, leases: Sequence[LeaseState], tickets: Sequence[Ticket], now: float) -> None:
+        """Keep the tickets of *leases*, and those that wait, by one call."""
+        limit = min([ticket.every for ticket in tickets], default=math.inf)
+        if leases:
+            end = min([lease.deadline for lease in leases])
+            quickest = min([lease.timing for lease in leases], key=attrgetter("heartbeat_interval"))
+            limit = min(limit, quickest.renewal_limit(end - now))
+        self._store_calls.start(self._keep(leases, tickets, now, limit), "fencing-renew")
 
-    async def _renew(self, leases: Sequence[LeaseState], claims: Sequence[Claim], sent_at: float, limit: float) -> None:
+    async def _keep(
+        self, leases: Sequence[LeaseState], tickets: Sequence[Ticket], sent_at: float, limit: float
+    ) -> None:
+        kept: list[Kept] = [lease.ticket.kept for lease in leases]
+        kept += [ticket.kept for ticket in tickets]
         error = ""
-        outcomes: Sequence[Renewal | Revoked]
+        outcomes: Sequence[Place | Gone | None]
         try:
-            outcomes = await self._store_calls.ask("renew", lambda: self._backend.renew(claims), limit)
-            _check_count(outcomes, claims, self._backend)
+            outcomes = await self._store_calls.ask("renew", self._backend.keep(kept), limit)
+            _check_count(outcomes, kept, self._backend)
         except Exception as failure:  # noqa: BLE001  (whatever a driver raises, it proves no loss)
             error = type(failure).__name__  # the text of a driver's own error may hold a URL with its password
             error += f": {failure}" if isinstance(failure, FencingError) else ""
-            outcomes = [Renewal.UNKNOWN] * len(claims)
+            outcomes = [None] * len(kept)
         self.log.renewed(outcomes, error)
         async with self._one_answer_at_a_time:
-            self._apply_all(leases, outcomes, sent_at, error)
+            now = self._clock.now()
+            for ticket, outcome in zip(tickets, outcomes[len(leases) :], strict=True):
+                if ticket in self._waiting:
+                    if outcome is None:
+                        ticket.take_silence(sent_at)
+                    else:
+                        ticket.take(outcome, sent_at)
+                    ticket.plan(now)
+                    self._put_ticket(ticket)
+            self._apply_all(leases, outcomes[: len(leases)], sent_at, error)
             await asyncio.sleep(0)
 
     def _apply_all(
-        self, leases: Sequence[LeaseState], outcomes: Sequence[Renewal | Revoked], sent_at: float, error: str
+        self, leases: Sequence[LeaseState], outcomes: Sequence[Place | Gone | None], sent_at: float, error: str
     ) -> None:
         """Apply the answers of one call, and plan the next renewal of those that go on, together again."""
         now = self._clock.now()
         renewed: dict[float, list[LeaseState]] = {}
         unanswered: dict[float, list[LeaseState]] = {}
+        rung: list[LeaseState] = []
         for lease, outcome in zip(leases, outcomes, strict=True):
             if not lease.held_at(now):
                 continue
             self._apply(lease, outcome, sent_at, error)
-            if outcome is Renewal.RENEWED and lease.deadline < lease.covered_until:
+            if lease.ticket.ask_again:
+                lease.ticket.ask_again = False
+                rung.append(lease)
+            elif isinstance(outcome, Place) and lease.deadline < lease.covered_until:
                 renewed.setdefault(lease.timing.heartbeat_interval, []).append(lease)
-            elif outcome in {Renewal.UNKNOWN, Renewal.RENEWED}:  # the latter moves no deadline before the companion's
+            elif not isinstance(outcome, Gone):  # a place moves no deadline beyond that of the companion
                 unanswered.setdefault(lease.timing.heartbeat_interval, []).append(lease)
+        self._plan(rung, now)
         for interval, members in renewed.items():
             self._plan(members, sent_at + interval)
         for members in unanswered.values():
             pause = min(lease.timing.retry_pause(lease.deadline - now) for lease in members)
             self._plan(members, now + pause * JITTER.uniform(0.5, 1.0))
 
-    def _apply(self, lease: LeaseState, outcome: Renewal | Revoked, sent_at: float, error: str) -> None:
+    def _apply(self, lease: LeaseState, outcome: Place | Gone | None, sent_at: float, error: str) -> None:
         """Apply its outcome to one lease. An answer that came after the deadline changes nothing."""
-        if outcome is Renewal.RENEWED:
+        if isinstance(outcome, Place):
             observed = self._report.observed
             spare = lease.remaining if observed else 0.0
             if lease.extend(lease.timing.deadline(sent_at)) and observed:
                 self._report.renewed(lease, spare)
-        elif outcome is Renewal.UNKNOWN:
+        elif outcome is None:
             lease.loss_detail = error or SILENT
             self._report.failed(lease, error)
         else:
@@ -436,24 +522,24 @@ class Heartbeat:
             LeaseLostError: the lease is over, also when it was released meanwhile.
             BackendError: the store did not answer.
         """
-        sent_at = self._clock.now()
+        sent_at, kept = self._clock.now(), [lease.ticket.kept]
         limit = min(lease.timing.heartbeat_interval, lease.deadline - sent_at)
         try:
-            answers = await self._store_calls.ask("renew", lambda: self._backend.renew((lease.claim,)), limit)
+            answers = await self._store_calls.ask("renew", self._backend.keep(kept), limit)
         except BackendUnavailableError:
             lease.check()
             raise
         lease.check()
-        _check_count(answers, (lease.claim,), self._backend)
+        _check_count(answers, kept, self._backend)
         self._apply(lease, answers[0], sent_at, "")
         lease.check()
-        if answers[0] is Renewal.UNKNOWN:
+        if answers[0] is None:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
 
 
-def _check_count(outcomes: Sequence[Renewal | Revoked], claims: Sequence[Claim], backend: Backend) -> None:
-    if len(outcomes) != len(claims):
-        raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per claim")
+def _check_count(outcomes: Sequence[Place | Gone | None], kept: Sequence[Kept], backend: Backend) -> None:
+    if len(outcomes) != len(kept):
+        raise BackendRefusedError(backend_name(backend), "renew", "not one outcome per ticket")
 
 
 class HeartbeatLog:
@@ -497,11 +583,11 @@ class HeartbeatLog:
         for lease, when in late:
             self._report.late(lease, now - when, self._stack_since(when))
 
-    def renewed(self, outcomes: Sequence[Renewal | Revoked], error: str) -> None:
+    def renewed(self, outcomes: Sequence[Place | Gone | None], error: str) -> None:
         """Log the first renewal in a row that has no answer, and the first that has one again."""
-        fails = Renewal.UNKNOWN in outcomes
+        fails = None in outcomes
         if fails and not self._renewals_fail:
-            silent = outcomes.count(Renewal.UNKNOWN)
+            silent = outcomes.count(None)
             leases = "a lease" if silent == 1 else f"{silent} leases"
             logger.warning("the store did not renew %s; the client tries again: %s", leases, error or SILENT)
         elif self._renewals_fail and not fails:

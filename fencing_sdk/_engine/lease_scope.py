@@ -32,19 +32,17 @@ import asyncio
 import functools
 from contextvars import Context
 from types import TracebackType
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 from fencing_sdk._lease import AnyLease, Lease, pop, push, state_of
 from fencing_sdk._lease_state import raise_end
-from fencing_sdk._values.loop_owner import no_task
 from fencing_sdk._values.tasks import SteadyScope, new_scope, scope_class
 from fencing_sdk.errors import LossReason, UsageError, shown
 
 _PAUSE = 1 / 2
 """Part of the safety buffer after which a body that swallows its cancellation is cancelled again."""
 
-_left_open: WeakKeyDictionary[asyncio.Task[object], list[PlainScope]] = WeakKeyDictionary()
+_left_open: dict[asyncio.Task[Any], list[PlainScope]] = {}
 """The scopes of case 2, by task: to be closed as soon as they are the innermost."""
 
 
@@ -62,18 +60,14 @@ class ScopeExit(NamedTuple):
 class LeaseScope:
     """A lease, the task that entered with it, and the scope that cancels that task."""
 
-    __slots__ = ("_cancelling", "_scope", "lease", "state", "task")
+    __slots__ = ("_scope", "lease", "state", "task")
 
     def __init__(self, lease: Lease) -> None:
-        if (task := asyncio.current_task()) is None:
-            raise no_task()
         self.lease = lease
-        self.task = task
-        self._cancelling = task.cancelling()
         self.state = state = state_of(lease)
-        state.task = task
+        scope = self._scope = paced_scope(state.timing.safety_buffer * _PAUSE, asyncio.current_task(state.loop))
+        self.task = state.task = scope.task
         push(lease)
-        scope = self._scope = paced_scope(state.timing.safety_buffer * _PAUSE)
         scope.__enter__()
         state.watch(scope)  # last: nothing may fail after it
 
@@ -98,7 +92,10 @@ class LeaseScope:
                     "async with await lock.acquire() as lease"
                 )
                 raise UsageError(msg) from raised
-            _left_open.setdefault(self.task, []).append(self._scope)
+            if self.task not in _left_open:
+                _left_open[self.task] = []
+                self.task.add_done_callback(lambda task: _left_open.pop(task, None), context=Context())
+            _left_open[self.task].append(self._scope)
             swallowed = lost is not None and isinstance(raised, asyncio.CancelledError)
         except BaseException as rest:  # noqa: BLE001  (a group without our cancellation; it leaves below)
             raised, swallowed = rest, False
@@ -108,7 +105,7 @@ class LeaseScope:
             except RuntimeError:  # it is not the innermost yet
                 break
             left_open.pop()
-        outer = self.task.cancelling() > self._cancelling
+        outer = self.task.cancelling() > self._scope.cancelled_before
         if raised is None and lost is None and not swallowed and not outer:
             return None
         return ScopeExit(raised, swallowed, outer)
@@ -157,9 +154,9 @@ _LOOK_AGAIN = 0.01
 """Seconds between the tries from then on: a shield is in the way."""
 
 
-def paced_scope(pause: float) -> PlainScope:
+def paced_scope(pause: float, task: asyncio.Task[object] | None = None) -> PlainScope:
     """Make a cancel scope that cancels at once, again after *pause* seconds, and then after ever longer pauses."""
-    scope = new_scope(_kind_of_scope())
+    scope = new_scope(_kind_of_scope(), task)
     scope.pause = pause
     return scope
 

@@ -25,7 +25,6 @@ _REASONS: dict[type[BaseException], NotAcquiredReason] = {
     LockHeldError: NotAcquiredReason.HELD,
     AcquireTimeoutError: NotAcquiredReason.TIMED_OUT,
     DrainingError: NotAcquiredReason.DRAINING,
-    StaleTokenError: NotAcquiredReason.STALE,
     BackendUnavailableError: NotAcquiredReason.UNAVAILABLE,
     BackendRefusedError: NotAcquiredReason.REFUSED,
     asyncio.CancelledError: NotAcquiredReason.CANCELLED,
@@ -33,59 +32,38 @@ _REASONS: dict[type[BaseException], NotAcquiredReason] = {
 }
 
 
-class AcquisitionReport:
-    """Reports on one acquisition, or on one after the other of the same caller. Nothing is computed for no observer."""
-
-    __slots__ = ("_claim", "_clock", "_name", "_observers", "began_at")
-
-    _claim: Claim
-    began_at: float
-
-    def __init__(self, observers: Observers, clock: Clock, name: str) -> None:
-        self._observers = observers
-        self._clock = clock
-        self._name = name
-
-    def began(self, claim: Claim) -> None:
-        """Report that an acquisition with the owner id of *claim* begins."""
-        self._claim, self.began_at = claim, self._clock.now()
-        _report_beginning(self._observers, self._name, claim, self.began_at)
-
-    def goes_on(self, claim: Claim, began_at: float) -> None:
-        """Resume reporting the acquisition with the owner id of *claim*, whose start was already reported."""
-        self._claim, self.began_at = claim, began_at
-
-    def failed(self, error: BaseException, unanswered: int, *, closing: bool) -> None:
-        """Report that the acquisition ended by *error*."""
-        if not self._observers:
-            return
-        if isinstance(error, StaleTokenError):
-            from fencing_sdk.events import stale_rejected
-
-            now = self._clock.now()
-            self._observers.emit(stale_rejected(error, name=self._name, at=now, holder=self._claim.holder))
-        closed = closing and isinstance(error, UsageError)
-        reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
-        self.ended(NotAcquiredReason.CLOSED if closed else next(reasons, NotAcquiredReason.FAILED), unanswered)
-
-    def ended(self, reason: NotAcquiredReason, unanswered: int) -> None:
-        """Report that the acquisition ended without a lease, with so many requests without an answer."""
-        if self._observers:
-            from fencing_sdk.events import NotAcquired
-
-            now, holder = self._clock.now(), self._claim.holder
-            waited = now - self.began_at
-            self._observers.emit(
-                NotAcquired(name=self._name, at=now, holder=holder, reason=reason, waited=waited, unanswered=unanswered)
-            )
-
-
-def _report_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
+def report_beginning(observers: Observers, name: str, claim: Claim, at: float) -> None:
+    """Report that the acquisition with the owner id of *claim* begins."""
     observers.measure("acquiring", name)
     if observers.others:
         from fencing_sdk.events import Acquiring
 
         observers.emit_to_others(Acquiring(name=name, at=at, holder=claim.holder))
+
+
+def report_end(  # noqa: PLR0917  (an event's parts)
+    observers: Observers,
+    name: str,
+    claim: Claim,
+    at: float,
+    waited: float,
+    why: BaseException | NotAcquiredReason,
+    unanswered: int,
+    *,
+    closing: bool = False,
+) -> None:
+    """Report that an acquisition ended without a lease, with so many requests without an answer."""
+    from fencing_sdk.events import NotAcquired
+
+    if isinstance(why, NotAcquiredReason):
+        reason = why
+    elif closing and isinstance(why, UsageError):
+        reason = NotAcquiredReason.CLOSED
+    else:
+        reasons = (reason for kind, reason in _REASONS.items() if isinstance(why, kind))
+        reason = next(reasons, NotAcquiredReason.FAILED)
+    ended = NotAcquired(name=name, at=at, holder=claim.holder, reason=reason, waited=waited, unanswered=unanswered)
+    observers.emit(ended)
 
 
 class LeaseReport:
@@ -101,10 +79,6 @@ class LeaseReport:
 
     def __bool__(self) -> bool:
         return bool(self._observers)
-
-    def acquiring(self, name: str, claim: Claim, at: float) -> None:
-        """Report that the acquisition with the owner id of *claim* begins: its first request is about to be sent."""
-        _report_beginning(self._observers, name, claim, at)
 
     def acquired(self, lease: LeaseState, waited: float) -> None:
         """Report that *lease* is held, *waited* seconds after its acquisition began."""

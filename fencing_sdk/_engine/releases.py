@@ -1,22 +1,16 @@
 """
 Releases each lease once, and reports the one end that each of them has.
 
-A release is posted where the backend supports it (`Posts`). What follows when that is not enough is here: a release
-holds up its caller for a bounded time and goes on in the background. A first release that is answered "not this
-owner's" has found a loss (see `Returned`): the lease is lost, and the end of its block raises.
+A release holds up its caller for a bounded time and goes on in the background. A first release that is answered
+`Gone` has found a loss: the lease is lost, and the end of its block raises.
 
-A parked lock is not released: it stays taken after its lease has ended, for a bounded time and without a heartbeat.
-Its ttl in the store keeps it, so it outlives the client and the process. A `SupportsTransfer` passes the grant to an
-owner that no process has, for the time left; any other store renews the same claim with that ttl. Four outcomes:
+A lock may be left taken instead, for a bounded time and without a heartbeat: its ticket is given back *after* so many
+seconds, under an owner that no process has, so it outlives the client and the process. Four outcomes:
 
-1. The store confirms: the lock is parked.
+1. The store confirms: the lock stays taken.
 2. The time left is over before that: there is nothing to keep, and the lock is released.
 3. The store refuses: the lock was lost, perhaps while the work still ran.
 4. No answer until the deadline that the lease had: it is not known how long the store keeps the lock.
-
-A renewal of the heartbeat that has no answer yet may reach the store after this call. A transfer has made its owner a
-stranger by then. After a renewal it would set the former ttl again: where that is possible, the renewal is repeated in
-the background until a former ttl has passed.
 """
 
 from __future__ import annotations
@@ -25,20 +19,18 @@ import asyncio
 import os
 from collections.abc import Callable, Collection
 from contextvars import Context
-from dataclasses import replace
 
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
-from fencing_sdk._engine.store_calls import Flight, Returned, StoreCalls
+from fencing_sdk._engine.store_calls import Returned, StoreCalls
 from fencing_sdk._lease_state import LeaseState, loss_in
-from fencing_sdk._values.claim import LOCK, Claim, Grant, Renewal, Revoked
+from fencing_sdk._values.answer import Call
+from fencing_sdk._values.claim import Gone
 from fencing_sdk._values.clock import Clock
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.reports import say_ended
 from fencing_sdk._values.tasks import outlast_cancellation
 from fencing_sdk._values.timing import DRIFT, MIN_TTL, RELEASE_LIMIT
-from fencing_sdk.abc import Backend, SupportsTransfer
-from fencing_sdk.errors import BackendError, BackendRefusedError, LeaseLostError, LossReason, shown
+from fencing_sdk.errors import BackendError, LeaseLostError, LossReason, shown
 
 
 class Releases:
@@ -64,23 +56,21 @@ class Releases:
         """Begin to release *lease*; False if that began before, or if the client was closed meanwhile."""
         if self._heartbeat.forget(lease.claim.owner) is None:
             return False
+        lease.ticket.close()
         self.returning[lease.claim.owner] = lease
         return True
 
-    def post(self, lease: LeaseState) -> Flight | None:
-        """Post the release of *lease*, which was taken; None if only the full way will do."""
-        calls = self.store_calls
-        if calls.posts is None or lease.claim.mode is not LOCK or lease.unanswered_calls or calls.closing:
+    def send_first(self, lease: LeaseState) -> Call[Gone | None] | None:
+        """Send the first release of *lease*, which was taken; None if something has to come before it."""
+        if lease.companion is not None or lease.unanswered_calls or self.store_calls.closing or _silent(lease):
             return None
-        if lease.companion is not None or (lease.loss_detail and _silent(lease)):
-            return None
-        return calls.posts.release(lease.claim, self._clock.now(), _limit(lease))
+        return self.store_calls.give_back(lease.claim, _limit(lease))
 
-    def send(self, lease: LeaseState, flight: Flight | None = None) -> asyncio.Task[Returned]:
+    def send(self, lease: LeaseState, first: Call[Gone | None] | None = None) -> asyncio.Task[Returned]:
         """
         Release *lease*, which was taken, in the background.
 
-        A release that was posted is waited for first, and so is that of a companion.
+        A first request that was sent already is waited for, and so is the release of a companion.
         """
         limit = _limit(lease)
 
@@ -89,21 +79,23 @@ class Releases:
             return await self.store_calls.release(lease.claim, limit)
 
         if lease.companion is None:
-            returned = self.store_calls.release(lease.claim, limit, flight)
+            returned = self.store_calls.release(lease.claim, limit, first)
         else:
             returned = self.store_calls.start(release_both())
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:
             self.store_calls.undo(lease.claim, list(lease.unanswered_calls), limit, returned)
         return returned
 
-    async def finish(self, lease: LeaseState, flight: Flight | None) -> None:
+    async def finish(
+        self, lease: LeaseState, first: Call[Gone | None] | None = None, sent_at: float | None = None
+    ) -> None:
         """Release *lease* and wait until that is done, shielded from every cancellation, for a bounded time."""
-        returned = self._behind.get(lease.claim.owner) or self.send(lease, flight)
+        returned = self._behind.get(lease.claim.owner) or self.send(lease, first)
         if _silent(lease):  # the store is not waited for
             self.report_when_done(lease, returned)
             return
         limit = _limit(lease) * (1 if lease.companion is None else 2)  # each of the two releases is waited for
-        end = (self._clock.now() if flight is None else flight.sent_at) + limit
+        end = (self._clock.now() if sent_at is None else sent_at) + limit
         try:
             cancelled = await outlast_cancellation(
                 lambda: self.store_calls.wait_for(returned, end - self._clock.now()),
@@ -119,7 +111,7 @@ class Releases:
     async def finish_behind(self, lease: LeaseState) -> None:
         """Wait, as `finish` does, if *lease* is being released in the background: ``max_hold`` has ended it."""
         if lease.pid == os.getpid() and lease.claim.owner in self._behind:
-            await self.finish(lease, None)
+            await self.finish(lease)
 
     async def park(self, lease: LeaseState, parking: Parking, within: float) -> None:
         """
@@ -153,14 +145,13 @@ class Releases:
         if lease.companion is not None:
             await lease.companion.release()
         if not await parking.run():
-            await self.finish(lease, None)
+            await self.finish(lease)
             if lease.lost is not None:
                 parking.loss = lease.loss()
         else:
             if parking.refusal is not None:
                 lease.lose(*parking.refusal, by_release=True)
-            confirmed = parking.confirmed and parking.loss is None
-            self.report_end(lease, confirmed=confirmed, kept_for=parking.kept_for)
+            self.report_end(lease, confirmed=parking.loss is None, kept_for=parking.kept_for)
 
     def release_behind(self, lease: LeaseState, parking: Parking | None = None) -> None:
         """Release *lease* in the background, or let the store keep it for a while."""
@@ -241,51 +232,35 @@ _LAST_PAUSE = 1.0
 
 
 class Parking:
-    """One lock on its way from a lease to a ttl, until the moment *until* on the client's clock."""
+    """One lock that stays taken until the moment *until* on the client's clock, although its lease ends."""
 
-    def __init__(
-        self, backend: Backend, store_calls: StoreCalls, clock: Clock, lease: LeaseState, until: float
-    ) -> None:
-        self._backend = backend
+    def __init__(self, store_calls: StoreCalls, clock: Clock, lease: LeaseState, until: float) -> None:
         self._store_calls = store_calls
         self._clock = clock
         self._lease = lease
         self._until = until
         self._deadline = lease.deadline
-        under_way = lease.due_at >= lease.deadline  # no beat is planned: a renewal has no answer yet
-        self._overtaken = under_way or bool(lease.loss_detail) or bool(lease.unanswered_calls)
-        claim = lease.claim
-        self._heir = Claim(claim.name, claim.ttl, None, say_ended(claim.label), claim.mode)
-        self._transfer = backend.transfer if isinstance(backend, SupportsTransfer) else None
-        self._heir_may_hold = False
         self._problem: BackendError | None = None
-        self.confirmed = True
-        """True if the store answered before the end of the lease is reported."""
         self.kept_for = 0.0
-        """Seconds for which the store keeps the lock, once it is parked."""
+        """Seconds for which the store keeps the lock, once it has confirmed that."""
         self.loss: LeaseLostError | None = None
         self.refusal: tuple[LossReason, str] | None = None
         """Why the store refused, and what the operator wrote."""
 
     async def run(self) -> bool:
         """
-        Park the lock. Return False if it has to be released instead.
+        Leave the lock taken. Return False if it has to be released instead.
 
         If the lock was lost, `loss` says why.
         """
-        pause = _FIRST_PAUSE
-        last = False  # the client closes, and this is the last try
-        outcome: Renewal | Revoked = Renewal.UNKNOWN
-        while self._left() > 0:
-            outcome = await self._renew()
-            if outcome is Renewal.RENEWED:
-                self.kept_for = max(self._left(), 0.0)
-                if self._overtaken and self._transfer is None:
-                    self._store_calls.start(self._repeat())
+        pause, last = _FIRST_PAUSE, False  # last: the client closes, and this is the last try
+        while (left := self._until - self._clock.now()) > 0:
+            gone = await self._give_back(left)
+            if gone is None:
+                self.kept_for = max(self._until - self._clock.now(), 0.0)
                 return True
-            self._overtaken = True
-            if outcome is not Renewal.UNKNOWN or last or self._clock.now() + pause >= self._deadline:
-                self.refusal = None if outcome is Renewal.UNKNOWN else loss_in(outcome)
+            if isinstance(gone, Gone) or last or self._clock.now() + pause >= self._deadline:
+                self.refusal = loss_in(gone) if isinstance(gone, Gone) else None
                 self.loss = self._lost()
                 return True
             await self._store_calls.sleep_until_closing(pause)
@@ -293,73 +268,28 @@ class Parking:
             if last:
                 await asyncio.sleep(_FIRST_PAUSE)
             pause = min(2 * pause, _LAST_PAUSE)
-        if self._heir_may_hold:
-            returned = self._store_calls.start(self._release_both())
-            await self._store_calls.wait_for(returned, RELEASE_LIMIT)
-            self.confirmed = returned.done() and not returned.cancelled() and returned.result()
-        return self._heir_may_hold
-
-    async def _release_both(self) -> bool:
-        """Release the former owner first: once that is answered, no transfer can arrive that succeeds."""
-        limit = self._lease.timing.call_limit
-        answers = [await self._store_calls.release(claim, limit) for claim in (self._lease.claim, self._heir)]
-        return False not in answers
+        return False
 
     @property
     def over(self) -> bool:
         """The time for which the lock had to be kept has passed."""
-        return self._left() <= 0
+        return self._until <= self._clock.now()
 
-    def _left(self) -> float:
-        return self._until - self._clock.now()
-
-    async def _renew(self) -> Renewal | Revoked:
-        timing = self._lease.timing
-        ttl = max(MIN_TTL, self._left() / (1 - DRIFT))  # the store's clock may be the quicker one
-        limit = min(timing.heartbeat_interval, max(self._deadline - self._clock.now(), MIN_TTL))
+    async def _give_back(self, left: float) -> Gone | BackendError | None:
+        after = max(MIN_TTL, left / (1 - DRIFT))  # the store's clock may be the quicker one
+        limit = min(self._lease.timing.heartbeat_interval, max(self._deadline - self._clock.now(), MIN_TTL))
+        calls, claim = self._store_calls, self._lease.claim
         try:
-            return await self._store_calls.ask("renew", lambda: self._keep(ttl), limit)
-        except Exception as error:  # noqa: BLE001  (as for the heartbeat: whatever a driver raises proves no loss)
-            if isinstance(error, BackendError):
-                self._problem = error
-            else:
-                logger.debug("parking failed", exc_info=error)
-            if not isinstance(error, BackendRefusedError) or self._transfer is None:
-                return Renewal.UNKNOWN
-        # It has surely not passed the grant on: the role may not call that function, the next token would not fit.
-        self._transfer = None
-        return await self._renew()
-
-    async def _keep(self, ttl: float) -> Renewal | Revoked:
-        if self._transfer is not None:
-            before, self._heir_may_hold = self._heir_may_hold, True
-            try:
-                outcome = await self._transfer(self._lease.claim, replace(self._heir, ttl=ttl))
-            except BackendRefusedError:
-                self._heir_may_hold = before
-                raise
-            return Renewal.RENEWED if isinstance(outcome, Grant) else outcome
-        (renewal,) = await self._backend.renew((replace(self._lease.claim, ttl=ttl),))
-        return renewal
-
-    async def _repeat(self) -> None:
-        stop = min(self._clock.now() + self._lease.timing.ttl, self._until)
-        pause = _FIRST_PAUSE
-        while (left := stop - self._clock.now()) > 0:
-            await self._store_calls.sleep_until_closing(min(pause, left))
-            closing = self._store_calls.closing
-            if closing:
-                await asyncio.sleep(_FIRST_PAUSE)  # for what is on its way: this is the last time
-            if self._left() > 0:
-                await self._renew()
-            if closing:
-                return
-            pause = min(2 * pause, _LAST_PAUSE)
+            return await calls.answer("release", calls.give_back(claim, limit, after), limit)
+        except BackendError as error:
+            self._problem = error
+            return error
 
     def _lost(self) -> LeaseLostError:
         lease = self._lease
         if self.refusal is None:
-            detail = f"the store did not confirm that it keeps the lock for {self._left():.3g} s more"
+            left = self._until - self._clock.now()
+            detail = f"the store did not confirm that it keeps the lock for {left:.3g} s more"
             detail += f": {self._problem}" if self._problem is not None else ""
             logger.warning("lease on %s (token %d): %s", shown(lease.name), lease.number, detail)
             return LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)

@@ -6,34 +6,25 @@ caller never aborts a request half way: "sent, answer unknown" is how locks leak
 cancelled at its limit, and again after growing pauses, because some drivers swallow one
 cancellation; a call whose driver ignores them all is left behind, and no caller waits for it.
 
-There is a short way, too: a request is posted, and its answer is handed over by a callback. Most acquisitions ask once
-and get the lock, and most releases are answered. Where the backend supports posts they need no task and no timer of
-their own. The rules:
-
-1. Only two outcomes suffice: a plain grant whose deadline is still ahead, and a release that ended the grant. After
-   any other outcome the caller hands the flight to `Acquisition` or `Releases`, which goes on from there.
-2. An answer always lands, however late, and also if its caller was cancelled. What was granted meanwhile is released.
-3. Landing stores the outcome, drops the limit and wakes the caller, and nothing else: it runs inside the driver's
-   callback, where an error would break the connection of all other requests.
+A backend may answer by an `Answer` instead, which needs no task: its reader settles it, and no cancelled caller takes
+it along. Such a backend sends what it is asked at once, so that its draws wait for no turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import Context
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fencing_sdk._engine.timers import CallTimeout, SuspendWatch, TimerQueue
-from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal, Revoked
+from fencing_sdk._values.answer import Answer, Call
+from fencing_sdk._values.claim import Claim, Gone
 from fencing_sdk._values.clock import JITTER, Clock
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import Turns, retrieve
-from fencing_sdk._values.token import TOKEN_LIMIT
+from fencing_sdk._values.tasks import Turns
 from fencing_sdk.abc import Backend
-from fencing_sdk.abc._powers import PendingPost, PostOutcome, SupportsPosts
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, FencingError, shown
 
 T = TypeVar("T")
@@ -46,17 +37,15 @@ _BEFORE_THE_LAST = 0.1
 """Seconds between the two: a driver marks its connection as broken a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02
 _LAST_RETRY = 1.0
-_MOST_TRIES = 32
-"""Tries for locks that are under way at once. The others wait in the client, where releases and renewals pass them."""
+_MOST_DRAWS = 32
+"""Draws in tasks of their own at once. The others wait in the client, where releases and renewals pass them."""
 
-_REFUSALS = (Renewal.REFUSED, Renewal.TAKEN_OVER)
-
-Returned: TypeAlias = bool | Renewal | Revoked
+Returned: TypeAlias = bool | Gone
 """
 Outcome of a release: whether the store confirmed it in time.
 
-Anything else is a refusal of the first request: the owner's grant had already ended. Refusals of later requests count
-as confirmed, because the first one may have ended the grant.
+`Gone`: the first request found that the owner's ticket had ended already. Later requests that find it so count as
+confirmed, because the first one may have ended it.
 """
 
 
@@ -68,140 +57,18 @@ def backend_name(backend: object) -> str:
 _AT_ONCE = 16
 """After so many answers without a suspension the caller suspends once, so that other tasks run."""
 
-Outcome = Grant | Busy | PostOutcome | Renewal | Revoked | BackendError
+
+def _give_up(answer: Answer[Any]) -> None:
+    answer.cancel()
 
 
-class Flight:
-    """
-    One posted request, from before it is sent until its answer has landed.
-
-    The backend calls it with the answer. Its limit stays until then, also if its caller has stopped waiting,
-    so that a silent connection is closed.
-    """
-
-    __slots__ = ("_call", "_timers", "claim", "outcome", "overdue", "sent", "sent_at", "waiter")
-
-    def __init__(self, claim: Claim, sent_at: float, timers: TimerQueue) -> None:
-        self._timers = timers
-        self.claim = claim
-        self.sent_at = sent_at
-        self.outcome: Outcome | None = None
-        """The answer; None while there is none."""
-        self.overdue = False
-        """True if the limit was reached before an answer came."""
-        self.waiter: asyncio.Future[None] | None = None
-        """A future for the caller to await; None if the answer came at once."""
-        self.sent: PendingPost | None = None
-        self._call: asyncio.Future[Any] | None = None
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Land: take the answer, and wake the caller if it still waits. The first answer counts."""
-        if self.outcome is not None:
-            return
-        self.outcome = outcome
-        if self.waiter is not None:
-            self._timers.drop(self)
-            if not self.waiter.done():
-                self.waiter.set_result(None)
-        if self._call is not None:
-            _settle(self._call, outcome)
-
-    def over(self) -> None:
-        """The limit is reached: wake the caller without an answer, which may still come."""
-        if self.outcome is not None:
-            return
-        self.overdue = True
-        self._timers.drop(self)
-        if self.sent is not None:
-            self.sent.give_up()
-        _wake(self.waiter)
-
-    def interrupt(self) -> None:
-        """Wake the caller without an answer: the client drains."""
-        _wake(self.waiter)
-
-    def call(self) -> asyncio.Future[Any]:
-        """The answer as a future, for `Acquisition` and `Releases`."""
-        if self._call is None:
-            self._call = asyncio.get_running_loop().create_future()
-            self._call.add_done_callback(retrieve)
-            if self.outcome is not None:
-                _settle(self._call, self.outcome)
-        return self._call
+async def _wait(calls: Iterable[Call[Any]], seconds: float | None) -> None:
+    await asyncio.wait(cast("Iterable[asyncio.Future[Any]]", calls), timeout=seconds)  # which an `Answer` will do for
 
 
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
         waiter.set_result(None)
-
-
-def _settle(call: asyncio.Future[Any], outcome: Outcome) -> None:
-    if call.done():
-        return
-    if isinstance(outcome, BackendError):
-        call.set_exception(outcome)
-    else:
-        call.set_result(outcome)
-
-
-class Posts:
-    """Posts the requests of one client."""
-
-    def __init__(self, backend: SupportsPosts, timers: TimerQueue) -> None:
-        self._backend = backend
-        self._timers = timers
-        self._at_once = 0
-
-    def acquire(self, claim: Claim, sent_at: float, limit: float) -> Flight:
-        """Post an acquisition. The caller awaits the flight's waiter, if there is one."""
-        flight = Flight(claim, sent_at, self._timers)
-        flight.sent = self._backend.post_acquire(claim, flight)
-        self._follow(flight, limit)
-        return flight
-
-    def release(self, claim: Claim, sent_at: float, limit: float) -> Flight:
-        """Post a release, likewise."""
-        flight = Flight(claim, sent_at, self._timers)
-        flight.sent = self._backend.post_release(claim, flight)
-        self._follow(flight, limit)
-        return flight
-
-    def _follow(self, flight: Flight, limit: float) -> None:
-        if flight.outcome is not None:
-            self._at_once += 1
-            if self._at_once >= _AT_ONCE:  # others run now and then, although this answer needs no turn of the loop
-                self._at_once = 0
-                flight.waiter = self._timers.loop.create_future()
-                self._timers.loop.call_soon(_wake, flight.waiter)
-        elif flight.sent is not None:
-            flight.waiter = self._timers.loop.create_future()
-            self._timers.put(flight, limit, Flight.over)
-        else:
-            flight.outcome = PostOutcome.NOT_EXECUTED
-
-
-def granted(flight: Flight) -> Grant | None:
-    """A plain grant; None for everything that only the full way can judge."""
-    grant = flight.outcome
-    if isinstance(grant, Grant) and grant.ttl is None and type(grant.token) is int and 0 <= grant.token < TOKEN_LIMIT:
-        return grant
-    return None
-
-
-def posts_of(backend: Backend) -> SupportsPosts | None:
-    """
-    Return *backend* if its posts do what its calls do.
-
-    If a subclass or an object overrides a call and inherits the post, only the calls are used.
-    """
-    if not isinstance(backend, SupportsPosts):
-        return None
-    for call in ("acquire", "release"):
-        places = [getattr(backend, "__dict__", {}), *map(vars, type(backend).__mro__)]
-        first = next(place for place in places if call in place or f"post_{call}" in place)
-        if f"post_{call}" not in first:
-            return None
-    return backend
 
 
 class StoreCalls:
@@ -214,13 +81,10 @@ class StoreCalls:
         # Some loops have a factory, or count their tasks: they make each task themselves.
         self._plain_tasks = self._loop.get_task_factory() is None and type(asyncio.current_task()) is asyncio.Task
         self._timers = TimerQueue(self._loop)
-        posting = posts_of(backend)
-        self.posts = None if posting is None else Posts(posting, self._timers)
-        """The short way to the store, where the backend has one."""
         self.suspends = SuspendWatch(self._loop, clock)
-        self._waiters: dict[asyncio.Future[Any], asyncio.Future[None]] = {}
+        self._waiters: dict[Call[Any], asyncio.Future[None]] = {}
         self._in_a_row = 0
-        self._tasks: dict[asyncio.Future[Any], None] = {}  # ordered, so that a simulation can repeat itself
+        self._tasks: dict[Call[Any], None] = {}  # ordered, so that a simulation can repeat itself
         self._until_closing: dict[asyncio.Future[Any], None] = {}
         self.closing = False
         """True if the client is being closed: nothing new should begin."""
@@ -228,7 +92,11 @@ class StoreCalls:
         """When the store last answered one of these calls, on the client's clock."""
         self.wakeups: set[asyncio.Event] = set()
         """Events of waiters, which the closing of the client sets."""
-        self._tries = Turns(_MOST_TRIES)
+        self.polling: dict[str, list[asyncio.Event]] = {}
+        """At a store without a line: the waiters of this client for a name. Only the first of them asks."""
+        self._draws = Turns(_MOST_DRAWS)
+        self._on_landing = self._landed  # bound once: every request has it
+        self._draws_at_once = False  # the backend answers a draw by an `Answer`
 
     def start(self, work: Coroutine[Any, Any, T], name: str = "fencing-call") -> asyncio.Task[T]:
         """Run *work* in an owned task. Its context is its own, so that it does not keep the caller's lease alive."""
@@ -252,12 +120,6 @@ class StoreCalls:
             self._until_closing[task] = None
         return task
 
-    def outlast(self, leaving: asyncio.Future[None]) -> None:
-        """Let the closing of the client wait for *leaving*: a waiter that takes its place out of the store's line."""
-        if not leaving.done():
-            self._tasks[leaving] = None
-            leaving.add_done_callback(self._done, context=Context())
-
     def new_wakeup(self) -> asyncio.Event:
         """Make an event that wakes a waiter. Closing the client sets it, too, while it is among `wakeups`."""
         wakeup = asyncio.Event()
@@ -273,13 +135,27 @@ class StoreCalls:
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BackendError):
             logger.debug("a call to the store failed", exc_info=error)
 
-    def send(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:
-        """Begin *call*; the task fails with `BackendUnavailableError` after *limit* seconds."""
-        return self.start(self._bounded(operation, call, limit), f"fencing-{operation}")
+    def send(self, operation: str, request: Awaitable[T], limit: float) -> Call[T]:
+        """Send a *request*; it fails with `BackendUnavailableError` after *limit* seconds, or is cancelled."""
+        if not isinstance(request, Answer):
+            return self.start(self._bounded(operation, request, limit), f"fencing-{operation}")
+        if request.done():
+            self.answered_at = self._clock.now()
+        else:
+            self._timers.put(request, limit, _give_up)
+            self._tasks[request] = None
+            request.on_end = self._on_landing
+        return request
 
-    async def _bounded(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
+    def _landed(self, answer: Answer[Any], answered: bool) -> None:  # noqa: FBT001  (called by the answer)
+        self._timers.drop(answer)
+        self._tasks.pop(answer, None)
+        if answered:
+            self.answered_at = self._clock.now()
+
+    async def _bounded(self, operation: str, request: Awaitable[T], limit: float) -> T:
         with CallTimeout(self._timers, limit) as reached:
-            answer = await call()
+            answer = await request
             self.answered_at = self._clock.now()
             self._wake(reached.task)  # now and not when it is done: a turn of the loop earlier
             return answer
@@ -288,9 +164,13 @@ class StoreCalls:
             detail += f": {reached.why.detail}"
         raise BackendUnavailableError(backend_name(self._backend), operation, detail)
 
-    async def turn_to_try(self, patience: float, limit: float, *, hurry: bool) -> bool:
+    def take_turn_at_once(self) -> bool:
+        """Take the turn of a draw if it may be sent now; `send_draw` or `end_turn` has to follow then."""
+        return self._draws_at_once or self._draws.take_at_once()
+
+    async def turn_to_draw(self, patience: float, limit: float) -> bool:
         """
-        Wait until one more try for a lock may be sent; `send_try` has to follow then. False: the *patience* is over.
+        Wait until one more draw may be sent; `send_draw` or `end_turn` has to follow then. False: *patience* is over.
 
         What this client cannot send yet waits, for as long as the store answers what is sent.
 
@@ -299,25 +179,21 @@ class StoreCalls:
 
             limit: Seconds without an answer to any call after which the store counts as silent.
 
-            hurry: True if the store has signalled that the lock may be free: then this try goes before others.
-
         Raises:
             BackendUnavailableError: the store is silent.
         """
-        if self._tries.take_at_once():
-            return True
-        turn, end = self._tries.ask(hurry=hurry), self._clock.now() + patience
+        turn, end = self._draws.ask(), self._clock.now() + patience
         try:
             while not turn.done() and (left := end - (since := self._clock.now())) > 0:
                 await asyncio.wait((turn,), timeout=min(limit, left))
                 if left > limit and not turn.done() and not self.answered_since(since):
                     break
         except BaseException:
-            self._tries.release(turn)
+            self._draws.release(turn)
             raise
         if turn.done():
             return True
-        self._tries.release(turn)
+        self._draws.release(turn)
         if left <= limit:
             return False
         detail = f"earlier calls of this client had no answer within {limit:.3g} s"
@@ -327,25 +203,30 @@ class StoreCalls:
         """Return whether the store has answered one of these calls since then."""
         return self.answered_at is not None and self.answered_at >= moment
 
-    def send_try(self, call: Callable[[], Awaitable[T]], limit: float) -> asyncio.Task[T]:
-        """`send` for a try that has its turn, which ends with the call."""
-        task = self.send("acquire", call, limit)
-        if task.done():
-            self._tries.release()
+    def send_draw(self, request: Awaitable[T], limit: float) -> Call[T]:
+        """`send` for a draw that has its turn, which ends with the call."""
+        call = self.send("acquire", request, limit)
+        if self._draws_at_once:
+            return call
+        if call is request:  # an `Answer`
+            self._draws_at_once = True
+            self._draws.open_to_all()
+        elif call.done():
+            self.end_turn()
         else:
-            task.add_done_callback(self.end_try, context=Context())
-        return task
+            call.add_done_callback(self.end_turn, context=Context())
+        return call
 
-    def end_try(self, _: object = None) -> None:
-        """The turn of a try ends."""
-        self._tries.release()
+    def end_turn(self, _: object = None) -> None:
+        """End the turn of a draw."""
+        self._draws.release()
 
-    async def wait_for(self, task: asyncio.Future[Any], seconds: float) -> None:
+    async def wait_for(self, task: Call[Any], seconds: float) -> None:
         """Return when *task* is done, or after *seconds*. Cancelling the caller leaves the task alone."""
         end = self._loop.time() + seconds
         while not task.done() and (left := end - self._loop.time()) > 0:
             if task in self._waiters:  # the timer wakes one waiter of a task; others wait by themselves
-                await asyncio.wait((task,), timeout=left)
+                await _wait((task,), left)
                 continue
             waiter = self._waiters[task] = self._loop.create_future()
             self._timers.put(waiter, left, _wake)
@@ -355,12 +236,12 @@ class StoreCalls:
                 self._timers.drop(waiter)
                 self._waiters.pop(task, None)
 
-    def _wake(self, task: asyncio.Future[Any]) -> None:
+    def _wake(self, task: Call[Any]) -> None:
         """Let the caller that waits for *task* look at it again."""
         if (waiter := self._waiters.get(task)) is not None:
             _wake(waiter)
 
-    async def answer(self, operation: str, task: asyncio.Future[T], limit: float) -> T:
+    async def answer(self, operation: str, task: Call[T], limit: float) -> T:
         """
         Wait for the answer of *task*, a little longer than *limit* and not for ever.
 
@@ -368,36 +249,62 @@ class StoreCalls:
             BackendUnavailableError: there is none, even if the driver ignores its cancellation.
             asyncio.CancelledError: the caller was cancelled; the task goes on.
         """
-        if not task.done():
-            await self.wait_for(task, limit + _GRACE)
-        elif (in_a_row := self._in_a_row + 1) < _AT_ONCE:
-            self._in_a_row = in_a_row
-        else:  # let others run now and then, although an answer that came at once needs no turn of the loop
+        if not self.may_go_on(task):
             self._in_a_row = 0
-            await asyncio.sleep(0)
+            if task.done():
+                await asyncio.sleep(0)
+            elif isinstance(task, Answer):
+                await task.waiter()
+            else:
+                await self.wait_for(task, limit + _GRACE)
         if not task.done() or task.cancelled():
-            raise BackendUnavailableError(backend_name(self._backend), operation, "no answer, and no reaction")
+            detail = "no answer, and no reaction" if not isinstance(task, Answer) else f"no answer within {limit:.3g} s"
+            raise BackendUnavailableError(backend_name(self._backend), operation, detail)
         return task.result()
 
-    async def ask(self, operation: str, call: Callable[[], Awaitable[T]], limit: float) -> T:
-        """`send` and `answer` in one."""
-        return await self.answer(operation, self.send(operation, call, limit), limit)
+    def may_go_on(self, task: Call[Any]) -> bool:
+        """Return whether the answer is there, and the caller may go on with it: not too often without a suspension."""
+        self._in_a_row += 1
+        return task.done() and self._in_a_row < _AT_ONCE
 
-    def release(self, claim: Claim, limit: float, flight: Flight | None = None) -> asyncio.Task[Returned]:
+    def suspended(self) -> None:
+        """Note that a caller has let other tasks run."""
+        self._in_a_row = 0
+
+    async def ask(self, operation: str, request: Awaitable[T], limit: float) -> T:
+        """`send` and `answer` in one."""
+        return await self.answer(operation, self.send(operation, request, limit), limit)
+
+    def give_back(self, claim: Claim, limit: float, after: float = 0.0) -> Call[Gone | None]:
+        """Send one request that ends the ticket of *claim*, or lets it stand for so many seconds more."""
+        request = self._backend.give_back(claim, after=after)
+        return self.send(
+            "release", self._then_poll(claim.name, request) if claim.name in self.polling else request, limit
+        )
+
+    async def _then_poll(self, name: str, request: Awaitable[T]) -> T:
+        """Let the first waiter for *name* ask once the *request* has ended."""
+        try:
+            return await request
+        finally:
+            if name in self.polling:
+                self.polling[name][0].set()
+
+    def release(self, claim: Claim, limit: float, first: Call[Gone | None] | None = None) -> asyncio.Task[Returned]:
         """
         Release *claim* in the background, for as long as its ttl; the task returns what became of it.
 
-        A release that was posted already is waited for first, as long as its answer can come in time.
+        *first*: the first request, if it was sent already.
         """
-        return self.start(self._release(claim, limit, flight), "fencing-release")
+        return self.start(self._release(claim, limit, first), "fencing-release")
 
-    async def _release(self, claim: Claim, limit: float, flight: Flight | None = None) -> Returned:
+    async def _release(self, claim: Claim, limit: float, first: Call[Gone | None] | None = None) -> Returned:
         stop = self._clock.now() + claim.ttl
         pause, last_tries, repeated = _FIRST_RETRY, _LAST_TRIES, False
         while True:
-            begin, flight = partial(self._send_release, claim, flight), None
+            call, first = self.give_back(claim, limit) if first is None else first, None
             try:
-                refusal = await self._bounded("release", begin, limit)
+                gone = await self.answer("release", call, limit)
             except BackendRefusedError as error:
                 logger.warning("release of %s refused, its ttl will free it: %s", shown(claim.name), error)
                 return False
@@ -408,7 +315,7 @@ class StoreCalls:
                         logger.warning("release of %s failed", shown(claim.name), exc_info=error)
                     return False
             else:
-                return True if refusal is None or repeated else refusal
+                return gone if isinstance(gone, Gone) and not repeated else True
             repeated = True
             if self.closing:
                 await asyncio.sleep(_BEFORE_THE_LAST)
@@ -416,18 +323,10 @@ class StoreCalls:
                 await self.sleep_until_closing(pause * JITTER.uniform(0.5, 1.0))
             pause = min(pause * 2, _LAST_RETRY)
 
-    async def _send_release(self, claim: Claim, flight: Flight | None) -> Renewal | Revoked | None:
-        if flight is not None and flight.overdue and flight.outcome is None:
-            raise BackendUnavailableError(backend_name(self._backend), "release", "no answer in time")
-        outcome = PostOutcome.NOT_EXECUTED if flight is None else await flight.call()
-        if outcome is PostOutcome.NOT_EXECUTED:
-            outcome = await self._backend.release(claim)
-        return outcome if outcome in _REFUSALS or isinstance(outcome, Revoked) else None
-
     def undo(
         self,
         claim: Claim,
-        calls: list[asyncio.Future[Any]],
+        calls: list[Call[Any]],
         limit: float,
         returned: asyncio.Task[Returned] | None = None,
     ) -> asyncio.Task[None]:
@@ -437,7 +336,7 @@ class StoreCalls:
     async def _undo(
         self,
         claim: Claim,
-        calls: list[asyncio.Future[Any]],
+        calls: list[Call[Any]],
         limit: float,
         returned: asyncio.Task[Returned] | None,
     ) -> None:
@@ -452,9 +351,9 @@ class StoreCalls:
         if returned is None:
             await self._release(claim, limit)
         else:
-            await asyncio.wait((returned,))
+            await _wait((returned,), None)
         if pending:
-            await asyncio.wait(pending, timeout=claim.ttl)
+            await _wait(pending, claim.ttl)
             await self._release(claim, limit)
         if any(not call.done() or call.cancelled() or call.exception() is not None for call in calls):
             stop, pause = self._clock.now() + claim.ttl, _FIRST_RETRY
@@ -476,31 +375,23 @@ class StoreCalls:
         self.closing = True
         for wakeup in self.wakeups:
             wakeup.set()
-        self._tries.open_to_all()
+        self._draws.open_to_all()
         for task in self._until_closing:
             task.cancel()
         end = self._clock.now() + limit
-        while ((calls := self._under_way()) or self.wakeups) and (left := end - self._clock.now()) > 0:
+        while ((calls := list(self._tasks)) or self.wakeups) and (left := end - self._clock.now()) > 0:
             if calls:
-                await asyncio.wait(calls, timeout=left)
+                await _wait(calls, left)
             else:
                 await asyncio.sleep(min(left, _GRACE / 50))  # waiters that were woken are about to leave their lines
             await asyncio.sleep(0)  # a caller that waited for one of these may have a lock to release now
-        for flight in self._flights():
-            flight.over()
         leftover = tuple(self._tasks)
-        for task in leftover:
-            task.cancel()
+        for call in leftover:
+            call.cancel()
         if leftover:
-            await asyncio.wait(leftover, timeout=_GRACE)
+            await _wait(leftover, _GRACE)
         self._timers.end()
         self.suspends.stop()
-        still = [task for task in leftover if not task.done()]
+        still = [call for call in leftover if not call.done()]
         if still:
             logger.warning("%d calls to the store do not end; they are left behind", len(still))
-
-    def _flights(self) -> list[Flight]:
-        return [key for key in self._timers if isinstance(key, Flight) and key.outcome is None]
-
-    def _under_way(self) -> list[asyncio.Future[Any]]:
-        return [*self._tasks, *(flight.call() for flight in self._flights())]

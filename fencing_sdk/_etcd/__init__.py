@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import aiohttp
 
@@ -122,6 +122,12 @@ def number(fields: Json, name: str) -> int:
     return read
 
 
+def revision_in(fields: Json) -> int:
+    """The revision of an answer; 0 if it has none."""
+    header = fields.get("header")
+    return number(header if isinstance(header, dict) else {}, "revision")
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A key that exists."""
@@ -144,8 +150,12 @@ class Entry:
 
 
 def compared(key: bytes, target: str, result: str, value: int | bytes, *, end: bytes | None = None) -> Json:
-    """Compare ``CREATE`` or ``MOD`` with a revision, or ``VALUE`` with bytes, of *key* or of every key up to *end*."""
-    field = {"CREATE": "create_revision", "MOD": "mod_revision", "VALUE": "value"}[target]
+    """
+    Compare ``CREATE`` or ``MOD`` with a revision, ``LEASE`` with a lease, or ``VALUE`` with bytes, of *key*.
+
+    With *end*: of every key up to it.
+    """
+    field = {"CREATE": "create_revision", "MOD": "mod_revision", "LEASE": "lease", "VALUE": "value"}[target]
     wanted = encoded(value) if isinstance(value, bytes) else str(value)
     return {"key": encoded(key), "target": target, "result": result, field: wanted, **_up_to(end)}
 
@@ -153,6 +163,11 @@ def compared(key: bytes, target: str, result: str, value: int | bytes, *, end: b
 def put(key: bytes, value: bytes, lease: int = 0) -> Json:
     fields = {"key": encoded(key), "value": encoded(value)}
     return {"request_put": {**fields, "lease": str(lease)} if lease else fields}
+
+
+def put_on(key: bytes, lease: int) -> Json:
+    """Move a key that is there to another lease."""
+    return {"request_put": {"key": encoded(key), "ignore_value": True, "lease": str(lease)}}
 
 
 def delete(key: bytes) -> Json:
@@ -257,7 +272,9 @@ def read_answer(body: bytes, status: int) -> Json:
 
 class StreamRequests:
     """
-    Requests of one stream, which are sent while its answers arrive.
+    Requests of one stream of watches, which are sent while its answers arrive.
+
+    Where there are none for *idle_for* seconds, the client asks for progress, and hears that the member is there.
 
     A server written in Go reads the whole body before its first answer, unless the client announces that the
     connection is closed afterwards. `HEADERS` do that.
@@ -265,8 +282,11 @@ class StreamRequests:
 
     HEADERS: Mapping[str, str] = MappingProxyType({"Connection": "close"})
 
-    def __init__(self) -> None:
+    def __init__(self, idle_for: float) -> None:
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        self._idle_for = idle_for
+        self.idle = False
+        """True if the latest request was for progress."""
 
     def send(self, bodies: Iterable[Json]) -> bool:
         """Send *bodies* after all earlier ones; return whether there are any."""
@@ -278,7 +298,14 @@ class StreamRequests:
         return self
 
     async def __anext__(self) -> bytes:
-        return await self._unsent.get()
+        try:
+            async with asyncio.timeout(self._idle_for):
+                lines = await self._unsent.get()
+        except TimeoutError:
+            self.idle = True
+            return b'{"progress_request":{}}\n'
+        self.idle = False
+        return lines
 
 
 async def _stream_answers(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
@@ -301,7 +328,7 @@ class KeyDeletion(NamedTuple):
     revision: int
 
 
-class WatchAnswer(NamedTuple):
+class WatchAnswer(NamedTuple, Generic[E]):
     """One answer."""
 
     watch_id: int
@@ -309,13 +336,12 @@ class WatchAnswer(NamedTuple):
     cancelled: bool
     """True if etcd has ended the watch."""
     deletions: list[KeyDeletion]
-    puts: int = 0
-    """How many puts it reports."""
+    puts: list[E]
 
 
-def read_watch_answer(fields: Json) -> WatchAnswer:
+def read_watch_answer(fields: Json, kind: type[E]) -> WatchAnswer[E]:
     """
-    Read the whole answer before any part of it is used.
+    Read the whole answer before any part of it is used; each key that was put as one of this *kind*.
 
     Raises:
         UnreadableAnswerError: a part of it cannot be read.
@@ -324,20 +350,21 @@ def read_watch_answer(fields: Json) -> WatchAnswer:
     if not isinstance(cancelled, bool) or not isinstance(events, list):
         msg = "the answer is not one of a watch"
         raise UnreadableAnswerError(msg)
-    found = [_deletion(event) for event in events]
-    deletions = [deletion for deletion in found if deletion is not None]
-    return WatchAnswer(number(fields, "watch_id"), cancelled, deletions, len(found) - len(deletions))
+    deletions: list[KeyDeletion] = []
+    puts: list[E] = []
+    for event in events:
+        kv = event.get("kv") if isinstance(event, dict) else None
+        if not isinstance(kv, dict) or event.get("type", "PUT") not in ("PUT", "DELETE"):
+            msg = "the answer has an event that is neither a put nor a deletion"
+            raise UnreadableAnswerError(msg)
+        if event.get("type") == "DELETE":
+            deletions.append(_deletion(kv))
+        else:
+            puts.append(kind.read(kv))
+    return WatchAnswer(number(fields, "watch_id"), cancelled, deletions, puts)
 
 
-def _deletion(event: object) -> KeyDeletion | None:
-    """Read an event; return None for a put."""
-    kind = event.get("type", "PUT") if isinstance(event, dict) else None
-    if kind == "PUT":
-        return None
-    kv = event.get("kv") if isinstance(event, dict) and kind == "DELETE" else None
-    if not isinstance(kv, dict):
-        msg = "the answer has an event that is neither a put nor a deletion"
-        raise UnreadableAnswerError(msg)
+def _deletion(kv: Json) -> KeyDeletion:
     read = KeyDeletion(decoded(kv.get("key")), number(kv, "mod_revision"))
     if not read.key or read.revision <= 0:
         msg = "the answer has a deletion without its key or its revision"

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -27,7 +26,7 @@ from yarl import URL
 
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, any_unknown
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk._values.tasks import retrieve
+from fencing_sdk._values.tasks import retrieve, start_task
 from fencing_sdk._values.url import joined, read_hosts
 from fencing_sdk.errors import ConfigurationError
 
@@ -272,8 +271,7 @@ class NodeRace(Generic[T]):
                 return
             for endpoint in self._order:
                 if list(self._under_way.values()).count(endpoint) < _AT_ONE_NODE:
-                    asking, loop = self._ask(endpoint), asyncio.get_running_loop()
-                    task = loop.create_task(asking, context=Context(), name="fencing-http")
+                    task = start_task(self._ask(endpoint), "fencing-http")
                     self._under_way[task] = endpoint
                     yield patience * min(number, _AT_ONE_NODE)
 

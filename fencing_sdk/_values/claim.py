@@ -1,5 +1,5 @@
 """
-The values between the engine and a store: names, claims, grants and refusals.
+The values between the engine and a store: names, claims, and the places of tickets.
 
 Values only: no clock, no task, no store is known here. A `Claim` exists before anything is sent,
 so that an acquisition whose answer never came can still be released.
@@ -13,8 +13,7 @@ import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum, auto, unique
-from typing import Self
+from typing import NamedTuple, Self
 
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, InvalidNameError, shown
@@ -150,10 +149,15 @@ class Mode:
     @property
     def shared(self) -> bool:
         """True if several claims of this mode may hold one name at the same time."""
-        return self.word in _SHARED
+        return self.width > 1
+
+    @property
+    def width(self) -> int:
+        """A claim of this mode holds beside fewer than so many others, which stand ahead of it: 1 means alone."""
+        return _ENDLESS if self.word == "reader" else 1
 
 
-_SHARED = frozenset({"reader", "permit"})
+_ENDLESS = 2**31 - 1
 
 LOCK = Mode("lock")
 """Alone. The default."""
@@ -172,6 +176,16 @@ class Permit(Mode):
     of: int
     """How many permits may be held at the same time. A claim gets the lowest free number from 0 to below this."""
     word: str = field(default="permit", init=False, repr=False)
+
+    @property
+    def shared(self) -> bool:
+        """True, also for a single permit: it has a number."""
+        return True
+
+    @property
+    def width(self) -> int:
+        """As many as there are permits."""
+        return self.of
 
 
 _MODES = {mode.word: mode for mode in (LOCK, WRITER, READER)}
@@ -202,7 +216,7 @@ class Claim:
     label: str | None
     """Shown by `LockClient.inspect` to other clients."""
     mode: Mode
-    """How it holds the name. Only a `fencing_sdk.abc.SupportsShares` gets claims of another mode than `LOCK`."""
+    """How it holds the name. A store gets claims of its `fencing_sdk.abc.Backend.modes` alone."""
 
     def __init__(
         self, name: str, ttl: float, owner: str | None = None, label: str | None = None, mode: Mode = LOCK
@@ -231,52 +245,74 @@ class Claim:
 _set_name, _set_ttl, _set_owner, _set_label, _set_mode = (vars(Claim)[part.name].__set__ for part in fields(Claim))
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Grant:
-    """The store's yes: the claim holds the lock."""
+class Place(NamedTuple):
+    """Where a living ticket stands in its line. Once it holds, it does so until it is gone."""
 
-    token: int
-    """Higher than the token of every earlier grant of this name. A repeated acquisition gets its own token again."""
-    ttl: float | None = None
-    """Seconds the store really grants, where that differs from the claim's ttl."""
-    restarted: bool = True
-    """
-    True if this answer (re)started the ttl. False from a store that repeats an earlier grant to
-    the same owner without prolonging it: the deadline then counts from the first attempt.
-    """
+    token: int | None
+    """None: it waits. Higher than each earlier token of the name; a reader behind one that holds has that one's."""
     permit: int | None = None
-    """The number of the permit, where the claim's mode is a `Permit`."""
-
-    def __init__(  # its slots are set directly, as a claim's: every acquisition is answered by one
-        self,
-        token: int,
-        ttl: float | None = None,
-        restarted: bool = True,  # noqa: FBT001, FBT002  (in the place that it always had)
-        permit: int | None = None,
-    ) -> None:
-        _set_token(self, token)
-        _set_granted_ttl(self, ttl)
-        _set_restarted(self, restarted)
-        _set_permit(self, permit)
-
-
-_set_token, _set_granted_ttl, _set_restarted, _set_permit = (vars(Grant)[part.name].__set__ for part in fields(Grant))
+    """The lowest number that was free when it began to hold, where its mode is a `Permit`."""
+    number: int = 0
+    """
+    Number of the ticket: another one than that of any earlier ticket of its owner. By it a bell is known to be about
+    the ticket of the latest answer, and not about one that died before. 0: the store has no numbers, so that a bell
+    only says "look", and the answer of a ``keep`` is the grant.
+    """
+    ttl: float | None = None
+    """Seconds for which the ticket lives, where the store grants less than was asked for."""
+    look_after: float = math.inf
+    """
+    Seconds after which a ``keep`` may find that a waiting ticket holds although no bell rang: for the first that waits,
+    when those that hold would have died. The others look when they are kept anyway, so that a death wakes one client.
+    """
 
 
-def mistake_in(grant: Grant, mode: Mode) -> str | None:
-    """Return what a backend has filled in wrongly in its *grant* of a claim of this *mode*, or None."""
-    if not _is_int_below(TOKEN_LIMIT, grant.token):
+HELD = Place(-1)
+"""Answer of a ``keep`` that reads no token: the ticket holds, as it did before."""
+
+
+class Gone(NamedTuple):
+    """There is no such ticket: it died, was given back or ended, or was lost with the store. It never comes back."""
+
+    reason: str | None = None
+    """What an operator wrote who ended it, for at least a minute after it would have died; None: none did."""
+    taken: bool = False
+    """True if another holds the name alone now, as far as the store knows."""
+
+
+class Busy(NamedTuple):
+    """The store drew no ticket, because it would have had to wait."""
+
+    look_after: float | None = None
+    """Seconds after which another try may succeed; None: not known."""
+
+
+class Seen(NamedTuple):
+    """A living ticket, as the store shows it to those who look."""
+
+    holder: str
+    """The public digest of its owner."""
+    mode: Mode
+    token: int | None
+    permit: int | None
+    remaining: float
+    """Seconds until it dies without a sign of life."""
+    since: float | None
+    """Seconds since it began to hold, or, while it waits, since it was drawn; None: not known."""
+    label: str | None
+
+
+def mistake_in(place: Place, mode: Mode) -> str | None:
+    """Return what a backend has filled in wrongly in the *place* of a holding claim of this *mode*, or None."""
+    if not _is_int_below(TOKEN_LIMIT, place.token):
         return "a token must be an int from 0 to below 2**53"
     if isinstance(mode, Permit):
-        if not _is_int_below(mode.of, grant.permit):
+        if not _is_int_below(mode.of, place.permit):
             return f"the number of a permit must be an int from 0 to below {mode.of:d}"
-    elif grant.permit is not None:
-        return f"the grant of a {mode.word} has no number of a permit"
-    restarted: object = grant.restarted
-    if restarted is not True and restarted is not False:
-        return "restarted must be True or False"
-    if grant.ttl is not None and (not _is_number(grant.ttl) or math.isnan(grant.ttl)):
-        return "the ttl of a grant must be a number of seconds, or None"
+    elif place.permit is not None:
+        return f"the place of a {mode.word} has no number of a permit"
+    if place.ttl is not None and (not _is_number(place.ttl) or math.isnan(place.ttl)):
+        return "the ttl of a place must be a number of seconds, or None"
     return None
 
 
@@ -286,42 +322,6 @@ def _is_int_below(limit: int, number: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """The store's no: another holder has the lock, or another waiter comes first."""
-
-    retry_after: float | None = None
-    """Seconds after which another try may succeed even if the store does not wake the waiter. None: not known."""
-
-
-def mistake_in_refusal(busy: Busy) -> str | None:
-    """Return what a backend has filled in wrongly in its refusal, or None."""
-    if busy.retry_after is None or _is_number(busy.retry_after):
-        return None
-    return "retry_after must be a number of seconds, or None"
-
-
-@unique
-class Renewal(Enum):
-    """Outcome of a renewal for one claim."""
-
-    RENEWED = auto()
-    REFUSED = auto()
-    """The grant is no longer ours: expired, released, or unknown to the store."""
-    TAKEN_OVER = auto()
-    """The same, and another holder has the lock."""
-    UNKNOWN = auto()
-    """No answer for this claim (its shard is down). Neither success nor loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Revoked:
-    """Outcome of a renewal for one claim: an operator took the grant away."""
-
-    reason: str
-    """The operator's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,10 +357,26 @@ class Waiting:
     label: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One page of what is held."""
+def holders_in(name: str, seen: Sequence[Seen], *, lines: bool = True) -> list[Holder]:
+    """
+    Return the holders of *name* among the tickets *seen*, in the order of their permits, or of their tokens.
 
-    holders: Sequence[Holder]
-    cursor: str | None
-    """Where the next page begins; None at the end."""
+    *lines*: the store has lines, so that those who wait can be counted.
+    """
+    waiters = sum(ticket.token is None for ticket in seen) if lines else None
+    holders = [
+        Holder(
+            name,
+            ticket.token,
+            ticket.holder,
+            ticket.remaining,
+            ticket.label,
+            ticket.mode,
+            ticket.permit,
+            ticket.since,
+            waiters,
+        )
+        for ticket in seen
+        if ticket.token is not None
+    ]
+    return sorted(holders, key=lambda holder: (holder.permit or 0, holder.token))

@@ -83,16 +83,16 @@ class OneLoop:
         self._owner: LoopOwner | None = None
         self._users = 0
 
-    def check(self, what: object) -> None:
+    def check(self, what: object) -> asyncio.AbstractEventLoop:
         """
-        Take note of the loop that uses *what* now.
+        Take note of the loop that uses *what* now, and return it.
 
         Raises:
             UsageError: another loop uses it, and runs.
         """
-        owner = self._owner
-        if owner is not None and owner.loop is asyncio.get_running_loop():  # a child of a fork has a loop of its own
-            return
+        owner, loop = self._owner, asyncio.get_running_loop()
+        if owner is not None and owner.loop is loop:  # a child of a fork has a loop of its own
+            return loop
         if owner is not None and owner.in_this_process and owner.loop.is_running():
             msg = (
                 f"this {type(what).__name__} is in use in another event loop, and a backend serves one loop at a time; "
@@ -100,6 +100,7 @@ class OneLoop:
             )
             raise UsageError(msg)
         self._owner, self._users = LoopOwner(), 0
+        return loop
 
     def enter(self, what: object) -> LoopOwner | None:
         """`check` for a user that passes the answer to `leave`."""

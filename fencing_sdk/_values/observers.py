@@ -87,16 +87,18 @@ class Meter(ABC):
 class Observers:
     """Hands events to every observer and keeps their failures away from locking."""
 
-    __slots__ = ("_meters", "_observers", "others")
+    __slots__ = ("_meters", "_observers", "any", "others")
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = _checked(observers)
         self._meters = tuple(observer for observer in self._observers if isinstance(observer, Meter))
         self.others = tuple(observer for observer in self._observers if not isinstance(observer, Meter))
         """Observers that are not a `Meter`."""
+        self.any = bool(self._observers)
+        """`bool(self)` as an attribute, because every acquisition reads it."""
 
     def __bool__(self) -> bool:
-        return bool(self._observers)
+        return self.any
 
     def emit(self, event: Event) -> None:
         """Call every observer; log and pass over one that raises."""

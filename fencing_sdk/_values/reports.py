@@ -91,7 +91,7 @@ _ALLOWANCE = 10.0
 """Seconds by which a store may show more than the ttl: it rounds up, has a least ttl, or another clock than ours."""
 _SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,12})?) s"
 _NOTE = re.compile(
-    rf"(when )?its run has ended, kept for {_SECONDS} from its start \(ttl {_SECONDS}\)(?:; (.*))?", re.DOTALL
+    rf"when its run has ended, kept for {_SECONDS} from its start \(ttl {_SECONDS}\)(?:; (.*))?", re.DOTALL
 )
 _LONGEST = 1e9
 """Seconds: so many fit into a date."""
@@ -140,11 +140,6 @@ def say_kept(label: str, at_least_for: float, ttl: float) -> str:
     return f"{note}; {label}"[:LABEL_LIMIT] if label else note
 
 
-def say_ended(label: str | None) -> str | None:
-    """Return *label* with the note of `say_kept`, if there is one, changed to that of a run that has ended."""
-    return label.removeprefix("when ") if label is not None and _NOTE.fullmatch(label) else label
-
-
 class HolderFacts(NamedTuple):
     """Facts in the label of a holder. Another client wrote it, so all but *text* is made harmless."""
 
@@ -175,14 +170,13 @@ def read_facts(one: Holder | Waiting) -> HolderFacts:
     text, kept_until, state, now = one.label or "", None, "", wall_seconds()
     began = None if isinstance(one, Waiting) or one.held_for is None else now - one.held_for
     if note := _NOTE.fullmatch(text):
-        ended, kept_for, ttl, text = note[1] is None, float(note[2]), float(note[3]), note[4] or ""
-        state = f"when its run has ended, kept for {note[2]} s from its start"
+        kept_for, ttl, text = float(note[1]), float(note[2]), note[3] or ""
+        state = f"when its run has ended, kept for {note[1]} s from its start"
         if began is not None:
             state = f"when its run has ended, kept until {_iso(began + kept_for)}"
-        if isinstance(one, Holder) and (ended or one.remaining > ttl + max(_ALLOWANCE, ttl / 4)):
+        if isinstance(one, Holder) and one.remaining > ttl + max(_ALLOWANCE, ttl / 4):
             kept_until = _iso(now + min(one.remaining, _LONGEST))
             state = f"kept until {kept_until}, nothing runs"
-            began = None  # a store may count from the moment at which the grant passed on
     return HolderFacts(kept_until, state, _who(text, began), text)
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from types import TracebackType
@@ -41,15 +41,15 @@ def scope_class() -> type[anyio.CancelScope]:
 class SteadyScope(_AnyScope):
     """Lets a cancellation from outside pass. `new_scope` combines it with anyio's scope for asyncio."""
 
-    _task: asyncio.Task[object]
-    _before: int
+    task: asyncio.Task[object]
+    cancelled_before: int
     """How often the task had been cancelled before."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         swallowed = super().__exit__(kind, error, traceback)
-        return swallowed and self._task.cancelling() <= self._before
+        return swallowed and self.task.cancelling() <= self.cancelled_before
 
 
 @functools.cache
@@ -57,17 +57,18 @@ def _combined(kind: type) -> Any:
     return type(kind.__name__, (kind, scope_class()), {})
 
 
-def new_scope(kind: type[S]) -> S:
+def new_scope(kind: type[S], task: asyncio.Task[object] | None = None) -> S:
     """
-    Make a scope of *kind*, to be entered at once by the task that runs.
+    Make a scope of *kind*, to be entered at once by the *task* that runs.
 
     Raises:
         UsageError: no task runs here.
     """
     scope: S = _combined(kind)()  # type: ignore[arg-type]  # a generic class is hashable too
-    if (task := asyncio.current_task()) is None:
+    task = asyncio.current_task() if task is None else task
+    if task is None:
         raise no_task()
-    scope._task, scope._before = task, task.cancelling()  # noqa: SLF001  (their one maker)
+    scope.task, scope.cancelled_before = task, task.cancelling()
     return scope
 
 
@@ -101,6 +102,11 @@ async def outlast_cancellation(
     return cancelled
 
 
+def start_task(work: Coroutine[Any, Any, T], name: str = "fencing-store") -> asyncio.Task[T]:
+    """Run *work* in a task of the running loop. Its context is empty, so that it keeps nothing of the caller alive."""
+    return asyncio.get_running_loop().create_task(work, context=Context(), name=name)
+
+
 def retrieve(future: asyncio.Future[Any]) -> None:
     """
     Read the outcome of *future*, as a done callback, where no task awaits it.
@@ -117,6 +123,103 @@ async def cancel_and_wait(task: asyncio.Task[Any], *, limit: float | None = None
     await asyncio.wait((task,), timeout=limit)
     if task.done():
         retrieve(task)
+
+
+HEAD_START = 0.5
+"""Seconds for which a server that has answered waits for those that stand before it."""
+
+
+async def first_in_order(
+    works: Sequence[Coroutine[Any, Any, T]],
+    blame: Callable[[Sequence[Exception]], Exception | None],
+    discard: Callable[[T], object],
+) -> T:
+    """
+    Do *works* side by side, and return the result of the first in their order that does not fail.
+
+    One that is silent is passed over once a later one has been done for `HEAD_START` seconds. The others are cancelled.
+
+    Args:
+        works: In their order.
+
+        blame: Makes the error to raise of the failures of the first works, in order; None: the next one may still do.
+
+        discard: Gets the results that are not chosen.
+
+    Raises:
+        Exception: what *blame* has made.
+    """
+    attempts = [start_task(work) for work in works]
+    chosen: asyncio.Task[T] | None = None
+
+    def discard_unless_chosen(attempt: asyncio.Task[T]) -> None:
+        if attempt is not chosen and not attempt.cancelled() and attempt.exception() is None:
+            discard(attempt.result())
+
+    try:
+        while (chosen := _first_done(attempts, blame) or await _passed_over(attempts)) is None:
+            pass
+        return chosen.result()
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+            attempt.add_done_callback(discard_unless_chosen)
+
+
+def _first_done(
+    attempts: Sequence[asyncio.Task[T]], blame: Callable[[Sequence[Exception]], Exception | None]
+) -> asyncio.Task[T] | None:
+    """Return the first that does not fail, if it is done; raise what *blame* makes of those before it."""
+    failures: list[Exception] = []
+    for attempt in attempts:
+        if not attempt.done():
+            return None
+        error = attempt.exception()
+        if error is None:
+            return attempt
+        if not isinstance(error, Exception):
+            raise error
+        failures.append(error)
+        if (final := blame(failures)) is not None:
+            raise final
+    return None
+
+
+async def _passed_over(attempts: Sequence[asyncio.Task[T]]) -> asyncio.Task[T] | None:
+    """Wait until one more is done; return the first that is done well if the others were silent for too long."""
+    opened = [attempt for attempt in attempts if attempt.done() and attempt.exception() is None]
+    pending = [attempt for attempt in attempts if not attempt.done()]
+    limit = HEAD_START if opened else None
+    done, _ = await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    return None if done else opened[0]
+
+
+async def side_by_side(
+    works: Sequence[Coroutine[Any, Any, None]], *, patience: float, enough: Callable[[], bool]
+) -> list[Exception]:
+    """
+    Do *works* for *patience* seconds and until there is *enough*; cancel the rest. Return the errors.
+
+    One alone is done to its end, without a task.
+    """
+    if len(works) == 1:
+        try:
+            await works[0]
+        except Exception as error:  # noqa: BLE001  (the caller raises it)
+            return [error]
+        return []
+    tasks = [start_task(work) for work in works]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, timeout=patience)
+        if not enough():
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    return [end for end in ends if isinstance(end, Exception)]
 
 
 def waiting_for(name: str) -> str:
@@ -196,9 +299,8 @@ class Turns:
 
 
 T = TypeVar("T")
-Q = TypeVar("Q", bound=Hashable)
 
-__all__ = ["SharedBatches", "SharedCall", "ask_by_name"]
+__all__ = ["SharedCall"]
 
 
 class SharedCall(Generic[T]):
@@ -213,9 +315,7 @@ class SharedCall(Generic[T]):
         self.started = started
         self._callers = 0
         self._given_up = False
-        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(
-            call(), context=Context(), name="fencing-store"
-        )
+        self.task = start_task(call())
         self.task.add_done_callback(retrieve, context=Context())
 
     def can_join(self, since: float) -> bool:
@@ -242,58 +342,3 @@ class SharedCall(Generic[T]):
         """Cancel the call and wait for its end."""
         if self.task.get_loop() is asyncio.get_running_loop():
             await cancel_and_wait(self.task)
-
-
-class SharedBatches(Generic[Q, T]):
-    """
-    Questions of one turn of the event loop, as one call. Equal ones go out once.
-
-    Args:
-        ask: Answers a batch of different questions, in order.
-
-        limit: The most questions of one batch.
-
-        one_by_one: Send a batch when the one before it is answered, so that it takes all questions that came meanwhile.
-    """
-
-    def __init__(
-        self, ask: Callable[[Sequence[Q]], Awaitable[Sequence[T]]], limit: int, *, one_by_one: bool = False
-    ) -> None:
-        self._ask = ask
-        self._limit = limit
-        self._one_by_one = one_by_one
-        self._sending: asyncio.Task[Sequence[T]] | None = None
-        self._questions: dict[Q, int] = {}
-        """Questions of the open batch, with their places."""
-        self._call: SharedCall[Sequence[T]] | None = None
-        """The batch that is open: it has not been sent, and is not full."""
-
-    async def ask(self, question: Q) -> T:
-        """Ask together with all others that ask now."""
-        if self._call is None or len(self._questions) >= self._limit or not self._call.can_join(0.0):
-            questions: dict[Q, int] = {}
-            before = self._sending
-            self._questions, self._call = questions, SharedCall(lambda: self._send(questions, before), 0.0)
-            self._sending = self._call.task if self._one_by_one else None
-        place, call = self._questions.setdefault(question, len(self._questions)), self._call
-        return (await call.join())[place]
-
-    async def _send(self, questions: dict[Q, int], before: asyncio.Task[Sequence[T]] | None) -> Sequence[T]:
-        await asyncio.sleep(0)
-        if before is not None and before.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait((before,))
-        if self._questions is questions:
-            self._call = None
-        return await self._ask(list(questions))
-
-
-async def ask_by_name(
-    questions: Sequence[Q], name_of: Callable[[Q], str], ask: Callable[[str, list[Q]], Awaitable[Sequence[T]]]
-) -> list[T]:
-    """Ask about the *questions* of each name together, and about all names at once; answer in the order given."""
-    groups: dict[str, list[Q]] = {}
-    for question in questions:
-        groups.setdefault(name_of(question), []).append(question)
-    answered = await asyncio.gather(*(ask(name, group) for name, group in groups.items()))
-    answers = dict(zip(groups, map(iter, answered), strict=True))
-    return [next(answers[name_of(question)]) for question in questions]

@@ -173,8 +173,9 @@ class Timing:
         return third if third * RENEWALS_BEFORE_DEADLINE <= usable else math.nextafter(third, 0.0)
 
     def validity(self, ttl: float) -> float:
-        """Return the seconds that a grant of *ttl* may be used, counted from before its request."""
-        return ttl * (1 - DRIFT) - self.safety_buffer
+        """Return the seconds that a ticket which lives for *ttl* may be used, counted from before its request."""
+        shorter = ttl < self.ttl and BUFFER not in self.given
+        return ttl * (1 - DRIFT) - (ttl / 5 if shorter else self.safety_buffer)
 
     def deadline(self, sent_at: float) -> float:
         """The local moment the lease ends when the request left at *sent_at*."""

@@ -1,114 +1,183 @@
 """
 The contracts: what a store does for the engine, and what a guard does for a resource.
 
-A store tries exactly once. Waiting, retrying and time live in the engine. "Another holder has it"
-is a value; "the store did not answer" is `BackendUnavailableError`; a permanent error that certainly took no lock is
-`BackendRefusedError`. Extra powers are protocols of their own.
+"Another holder has it" is a value; "the store did not answer" is `BackendUnavailableError`; a permanent error that
+certainly took no lock is `BackendRefusedError`. Waiting, retrying and time live in the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from fencing_sdk._values.answer import Answer
 from fencing_sdk._values.claim import (
+    HELD,
     LOCK,
     READER,
     WRITER,
     Busy,
     Claim,
-    Grant,
-    Holder,
-    Listing,
+    Gone,
     Mode,
     Permit,
-    Renewal,
-    Revoked,
-    Waiting,
+    Place,
+    Seen,
 )
 from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.token import Token
-from fencing_sdk.errors import LossReason
+from fencing_sdk.abc.line import WAITER_TTL
 
 __all__ = [
+    "ALL_MODES",
+    "HELD",
     "LOCK",
     "READER",
+    "WAITER_TTL",
     "WRITER",
+    "Answer",
     "Backend",
+    "Bell",
     "Busy",
     "Claim",
-    "Grant",
+    "Gone",
     "Guard",
-    "Holder",
-    "Listing",
-    "LossNotice",
+    "Kept",
     "Mode",
+    "News",
+    "PassesOn",
     "Permit",
-    "PlaceInLine",
-    "Renewal",
-    "Revoked",
+    "Place",
+    "Seen",
     "SupportsDiagnosis",
-    "SupportsLine",
-    "SupportsListing",
-    "SupportsLossNotice",
     "SupportsOpen",
-    "SupportsRevoking",
-    "SupportsShares",
-    "SupportsTransfer",
-    "WaiterNotice",
-    "Waiting",
 ]
+
+
+ALL_MODES = frozenset({"lock", "writer", "reader", "permit"})
+"""The words of all modes."""
+Kept: TypeAlias = tuple[Claim, int]
+"""A claim, and the number of its ticket (`Place.number`)."""
+News: TypeAlias = Place | Gone | None
+"""
+What a bell rings. A `Place` with a token: the ticket of that number holds, and lives as its latest answer said.
+A `Gone` with a reason: an operator has ended it. Anything else: something has changed, and a ``keep`` says what.
+"""
+Bell: TypeAlias = Callable[[News], object]
+"""Called in the event loop. Never raises, and runs no code of users."""
 
 
 class Backend(Protocol):
     """
-    A lock service, seen through five calls. Used by many tasks of one event loop at once.
+    A lock service: a line of tickets for each name, seen through five verbs and a bell. It knows no lock and no lease.
 
-    Connections are opened by the first call, and again by a call that comes after `aclose`.
+    Whoever wants a name draws a ticket at the end of its line, and keeps it alive. A ticket holds when it, and every
+    one ahead of it, fits beside those before (`fencing_sdk.abc.line` has the rules). In the step in which it
+    begins to hold it gets its token, which is higher than every earlier one of the name, whatever happened in between:
+    release, expiry, clean-up, restart. Each verb is one atomic step on one name, and first passes over the dead.
+
+    A verb tries exactly once; it may ask again where it knows that its first request did nothing. The request is sent
+    when the verb is called, and goes on if the caller is cancelled: a verb is a coroutine, which the client runs in a
+    task, or a function that returns an `Answer`. Many tasks of one event loop use a backend at once. Connections are
+    opened by the first call, and again by a call that comes after `aclose`.
+
+    Raises, from every verb:
+        BackendUnavailableError: it is unknown whether the step happened.
+        BackendRefusedError: it did not, and another try will not help.
     """
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """
-        Try once to take the lock for ``claim.owner``.
+    @property
+    def modes(self) -> Collection[str]:
+        """The words of the modes that it takes (`Mode.word`): ``{"lock"}``, or all of them. An attribute will do."""
+        ...
 
-        The same owner again, while it holds, gets the same token and a fresh ttl. A grant's token
-        is higher than that of every earlier grant of the name, whatever happened in between:
-        release, expiry, clean-up, restart.
+    @property
+    def rings(self) -> bool:
+        """
+        True where a store has lines, and rings for those who wait. An attribute will do.
+
+        Elsewhere claims are drawn with *only_if_it_holds* alone, and waiters try again.
+        """
+        ...
+
+    def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Awaitable[Place | Busy]:
+        """
+        Put a ticket at the end of the line for ``claim.name``. An owner that has one keeps it, as by `keep`.
+
+        *only_if_it_holds*: draw none that would have to wait, and use up no token.
+        """
+        ...
+
+    def keep(self, tickets: Sequence[Kept]) -> Awaitable[Sequence[Place | Gone | None]]:
+        """
+        Let tickets live for the ttl of their claims from now on; one answer each, in order.
+
+        Never creates, revives or shortens one. A ticket that waits lives for `WAITER_TTL` at most. None: the server of
+        this ticket did not answer. `HELD`: it holds as before, and its token was not read.
 
         Raises:
-            BackendUnavailableError: the outcome is unknown.
-            BackendRefusedError: another try will not help.
+            BackendUnavailableError: no ticket has an answer.
         """
         ...
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+    def give_back(self, claim: Claim, *, after: float = 0.0) -> Awaitable[Gone | None]:
         """
-        Restart the ttl of every claim that still holds; one outcome each, in order.
+        End the owner's ticket, whether it holds or waits. Idempotent; it never touches another owner's.
 
-        Never creates a grant and never revives an expired one. Claims whose shard is down are `Renewal.UNKNOWN`; the
-        others keep their answers. A call that is cancelled at its limit while some shards have answered may return what
-        it has.
+        *after*: a ticket that holds goes on to stand there, for so many seconds from now, and no `keep` reaches it. The
+        same call again changes nothing.
 
-        Raises:
-            BackendUnavailableError: no claim has an answer.
-        """
-        ...
-
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """
-        Release the lock if ``claim.owner`` holds it; return None if it did, or if the store does not know.
-
-        Idempotent. Otherwise return what a renewal would: a holder whose first release finds no grant has lost it.
+        Returns:
+            None if the ticket was there, or if the store does not know; else what became of it before.
         """
         ...
 
-    async def inspect(self, name: str) -> Holder | None:
-        """Return the holder of *name*, or None when it is free."""
+    def end(self, name: str, token: int, reason: str) -> Awaitable[bool]:
+        """
+        End every ticket that holds *name* with this *token*: an operator's `give_back`. False: none does.
+
+        The bell of its owner rings, and its next `keep` and `give_back` answer with the *reason*.
+        """
+        ...
+
+    def tickets(self, names: Sequence[str]) -> Awaitable[Sequence[Sequence[Seen]]]:
+        """Return the living tickets of each name: those that hold, then those that wait in the order of the line."""
+        ...
+
+    def names(self, prefix: str, cursor: str | None, limit: int) -> Awaitable[tuple[Sequence[str], str | None]]:
+        """
+        Return about *limit* names that begin with *prefix* and may have tickets, and the cursor of the next page.
+
+        A name that is held from the first page to the last appears at least once, in any order. A page may be empty
+        before the end, where the cursor is None. It takes memory for one page, and holds up no other call.
+        """
+        ...
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """
+        Ring *bell* when the ticket of *claim* begins to hold without having asked, is ended, or is lost.
+
+        Called before `draw`. A bell may be lost with a connection, and may ring for nothing: who waits keeps its ticket
+        anyway, and learns from the answer. No bell rings once the returned call was made.
+        """
         ...
 
     async def aclose(self) -> None:
-        """Close the connections. Grants stay until they are released or expire."""
+        """Close the connections. Tickets stay until they are given back or die."""
+        ...
+
+
+@runtime_checkable
+class PassesOn(Protocol):
+    """A backend whose tickets change hands in one step."""
+
+    def pass_on(self, claim: Claim, heir: Claim) -> Awaitable[Place | Gone]:
+        """
+        Give the place of a ticket that holds to *heir*, with the ttl and the label of that one. Idempotent.
+
+        The token is new, except that readers keep the one that they share. Those who wait keep their places. From then
+        on the ticket of *claim* is gone, whatever arrives late.
+        """
         ...
 
 
@@ -150,200 +219,6 @@ class SupportsDiagnosis(Protocol):
 
         Raises:
             BackendError: the store did not answer.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsShares(Protocol):
-    """
-    A backend that lets several owners hold one name: claims of every `Mode`, and not of `LOCK` alone.
-
-    * A writer and a lock are granted when no other owner holds the name; a reader when only readers hold it; a
-      permit when nothing but permits is held, and fewer than its `Permit.of`. It gets the lowest free number.
-    * There is one line, in order of arrival, and only its head is granted, so no writer starves. A granted share
-      wakes the next head if that one fits too. A release, and a waiter that leaves, wakes the head if it fits. Readers
-      may also be woken together, and be granted as long as only readers are before them.
-    * The token of a permit and of a writer is higher than every earlier one of the name. That of a reader is the token
-      of the readers who hold the name now; else a new one, or that of the last readers if only readers came since.
-    * To renew, to release and to inspect work as for a lock; `Backend.inspect` returns one of several holders.
-
-    Permits, readers, writers and plain locks of one name wait for each other. Its tokens grow across
-    all of them, in the order of the grants.
-    """
-
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """
-        Return the holders of *name*, in the order of their permits, or of their tokens.
-
-        Raises:
-            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
-        """
-        ...
-
-
-class WaiterNotice(Protocol):
-    """Called in the event loop by a backend that has news for a waiter. Never raises, and runs no code of users."""
-
-    def __call__(self, grant: Grant | None = None, age: float = 0.0) -> None:
-        """
-        Without *grant*: another try may succeed, perhaps for nothing.
-
-        With *grant*: the lock was granted to the waiter. Its ttl was restarted less than *age* seconds ago.
-        """
-        ...
-
-
-class PlaceInLine(Protocol):
-    """The place of a waiter in the line of one name. A class that inherits from this one has the defaults."""
-
-    hands_over: bool = False
-    """
-    True if the store may grant the lock to this waiter without another try.
-
-    If so, a waiter that gives up also calls `Backend.release`, which takes it out of the line, and releases a grant
-    that was on its way to it.
-    """
-
-    polls: bool = False
-    """
-    True if the store wakes no waiter: then the pauses that a caller has chosen come before those of
-    `retry_after`.
-    """
-
-    notices_joining: bool = False
-    """True if there is news as soon as it is in the line, although the lock may be held."""
-
-    def retry_after(self, advice: float) -> float | None:
-        """
-        Seconds after which the waiter tries again although it has heard nothing.
-
-        None: it is not in the line, or not yet, and tries again as if there were no line. *advice* is what the
-        `Busy.retry_after` of its last try makes advisable.
-        """
-        ...
-
-    def leave(self) -> asyncio.Future[None] | None:
-        """
-        Give the waiter no more news, and take it out of the line unless it was granted or `hands_over`.
-
-        Return None where that is done, else what ends with it: the closing of the client waits for that, up to its
-        limit, and then cancels it. Never raises, and may be called again.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsLine(Protocol):
-    """
-    A backend that lets waiters stand in line, and wakes them or hands them the lock.
-
-    While a waiter is in the line, `Backend.acquire` grants to the head of the line alone. Where the store wakes no
-    waiter (`PlaceInLine.polls`), the line is that of one client, whose head asks the store.
-    """
-
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
-        """
-        Join the line for ``claim.name``, in the background, and call *notify* when there is news.
-
-        A release that comes after this call is not missed: either the waiter is in the line by then, or it hears once
-        it is. A place that was lost by a fault is taken again. No error of joining reaches the waiter: its next try
-        raises the store's.
-
-        Args:
-            claim: Who waits, and for what.
-
-            notify: Called with each news, perhaps before this call returns.
-
-            hand_over: The store may grant the lock to this waiter. Else it only wakes it: a try is needed where fences
-                are raised with the grant, and for a share. A store that never hands over ignores it.
-        """
-        ...
-
-
-class LossNotice(Protocol):
-    """Called in the event loop by a backend that learns that a grant is gone."""
-
-    def __call__(self, claim: Claim, reason: LossReason, detail: str = "", /) -> object:
-        """Report that the grant of *claim* has ended; *detail* is the reason of an operator who took it away."""
-        ...
-
-
-@runtime_checkable
-class SupportsLossNotice(Protocol):
-    """A backend that reports at once when a grant is taken away behind its holder's back."""
-
-    def on_loss(self, notice: LossNotice) -> Callable[[], object]:
-        """Call *notice* for every grant that ends without its holder, until the returned call is made."""
-        ...
-
-
-@runtime_checkable
-class SupportsListing(Protocol):
-    """A backend that lists holders, page by page, and waiters."""
-
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """
-        Return about *limit* of the holders of names that begin with *prefix*, from *cursor* on, in any order.
-
-        A name that is held from the first page to the last appears at least once. A page may be empty before the
-        end. It takes memory for one page, and holds up no other call. Readers and permits appear one by one.
-
-        Raises:
-            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
-        """
-        ...
-
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        """
-        Return the waiters for *name*, in the order of the line.
-
-        Raises:
-            BackendUnavailableError, BackendRefusedError: as `Backend.inspect`.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsRevoking(Protocol):
-    """A backend that takes a grant away from its holder."""
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """
-        End every grant of *name* that has this *token*: a lock, a writer, a permit, or all readers who share it.
-
-        The store compares and ends in one step, so that a later grant is never ended. The next token is higher, as
-        after a release, and the next waiter is woken or granted. A `SupportsLossNotice` notifies the holder at once,
-        with the *reason*; any other store answers its next renewal with `Revoked`, or with a refusal once the reason is
-        forgotten: after one ttl at the earliest.
-
-        Returns:
-            True if this call ended the grant. False if no grant has this token.
-
-        Raises:
-            BackendUnavailableError: the store did not answer; the grant may have been ended.
-            BackendRefusedError: it refused.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsTransfer(Protocol):
-    """A backend whose grants pass from one owner to another in one step."""
-
-    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
-        """
-        Give the grant of ``of.owner`` to ``to.owner``: its mode and permit, with the ttl and the label of *to*.
-
-        Idempotent: if ``to.owner`` holds already, its ttl is restarted. The token is higher than every earlier one of
-        the name, except that readers keep the token that they share. Waiters keep their places, and are not woken. From
-        then on a renewal and a release by ``of.owner`` are refused, whenever they arrive.
-
-        Returns:
-            The grant; or, if ``of.owner`` does not hold, what a renewal of *of* returns.
-
-        Raises:
-            BackendUnavailableError, BackendRefusedError: as `Backend.acquire`.
         """
         ...
 

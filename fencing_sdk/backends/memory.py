@@ -8,195 +8,207 @@ Clock: the process's own. Waiters: first come, first served, woken directly.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk._values.answer import Settled
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place, Seen
 from fencing_sdk._values.clock import BootClock, Clock, wall_ticks
 from fencing_sdk._values.loop_owner import OneLoop, Uncopied
 from fencing_sdk._values.url import option_names
-from fencing_sdk.abc import LossNotice, PlaceInLine, WaiterNotice
-from fencing_sdk.abc._powers import PendingPost, PostOutcome
+from fencing_sdk.abc import ALL_MODES, Bell, Kept, News
+from fencing_sdk.abc.line import Line, TokenSource
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared import rules
-from fencing_sdk.backends._shared.losses import LossNotices
-from fencing_sdk.backends._shared.row_table import RowTable
-from fencing_sdk.backends._shared.rules import token_source
-from fencing_sdk.backends._shared.waiters import Waiter, WaiterTable
-from fencing_sdk.errors import BackendError, ConfigurationError, LossReason
+from fencing_sdk.backends._shared.tokens import token_source
+from fencing_sdk.errors import ConfigurationError
+
+_SWEEP_ABOVE = 64
+
+
+class MemoryLines:
+    """
+    Lines of tickets in this process.
+
+    Args:
+        clock: By which tickets die.
+
+        next_token: From the last token of any name to the next one. One counter serves all names, so that a name
+            without tickets can be forgotten.
+
+        ring: Called with the owner of a ticket and the news of its bell.
+    """
+
+    def __init__(self, clock: Clock, next_token: TokenSource, ring: Callable[[str, News], object]) -> None:
+        self.clock = clock
+        self._next_token = next_token
+        self._ring = ring
+        self._lines: dict[str, Line] = {}
+        self._last = 0
+        self._sweep_at = _SWEEP_ABOVE
+
+    def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`, as for the others."""
+        line = self._line(claim.name)
+        try:
+            return line.draw(claim, self.clock.now(), only_if_it_holds=only_if_it_holds)
+        finally:
+            self._leave(claim.name, line, claim.owner)
+
+    def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
+        """See `draw`."""
+        places: list[Place | Gone] = []
+        now = self.clock.now()
+        for claim, number in tickets:
+            line = self._line(claim.name)
+            places.append(line.keep(claim, now, number))
+            self._leave(claim.name, line, claim.owner)
+        return places
+
+    def give_back(self, claim: Claim, after: float = 0.0) -> Gone | None:
+        """See `draw`."""
+        line = self._line(claim.name)
+        gone = line.give_back(claim.owner, self.clock.now(), after)
+        self._leave(claim.name, line, claim.owner)
+        return gone
+
+    def pass_on(self, claim: Claim, heir: Claim) -> Place | Gone:
+        """See `draw`."""
+        line = self._line(claim.name)
+        place = line.pass_on(claim.owner, heir, self.clock.now())
+        self._leave(claim.name, line, heir.owner)
+        return place
+
+    def end(self, name: str, token: int, reason: str) -> bool:
+        """See `draw`."""
+        line = self._line(name)
+        over = line.end(token, reason, self.clock.now())
+        self._leave(name, line)
+        for row in over:
+            self._ring(row.owner, Gone(reason))
+        return bool(over)
+
+    def tickets(self, name: str) -> Sequence[Seen]:
+        """See `draw`."""
+        line = self._line(name)
+        seen = line.seen(self.clock.now())
+        self._leave(name, line)
+        return seen
+
+    def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `draw`."""
+        after = (name for name in self._lines if name.startswith(prefix) and (cursor is None or name > cursor))
+        page = heapq.nsmallest(limit, after)
+        return page, page[-1] if len(page) == limit else None
+
+    def _line(self, name: str) -> Line:
+        line = self._lines.get(name)
+        if line is None:
+            if len(self._lines) >= self._sweep_at:
+                self._sweep()
+            line = self._lines[name] = Line(self._draw_token, drawn=self._last)
+        return line
+
+    def _leave(self, name: str, line: Line, asked_by: str | None = None) -> None:
+        """Ring for the tickets that have begun to hold, but not for the caller's, and forget a line without tickets."""
+        if line.rung:
+            for row in line.rung:
+                if row.owner != asked_by:
+                    self._ring(row.owner, Place(row.token, row.permit, row.number))
+            line.rung.clear()
+        if not line.rows and not line.ended:
+            del self._lines[name]
+
+    def _draw_token(self, _: int) -> int:
+        self._last = self._next_token(self._last)
+        return self._last
+
+    def _sweep(self) -> None:
+        now = self.clock.now()
+        self._lines = {name: line for name, line in self._lines.items() if line.seen(now) or line.ended}
+        self._sweep_at = 2 * len(self._lines) + _SWEEP_ABOVE
 
 
 class MemoryBackend(Uncopied):
     """
-    A lock table in this process.
+    A lock service in this process.
 
-    Share one object between clients of one event loop that are to exclude each other; its table stays when they close.
+    Share one object between clients of one event loop that are to exclude each other; its lines stay when they close.
 
     Args:
         tokens: ``"hybrid"``, or ``"counter"`` for 1, 2, 3, which start again with the process.
     """
 
+    modes = ALL_MODES
+    rings = True
+
     def __init__(self, *, tokens: str = "hybrid") -> None:
-        self._clock: Clock = BootClock()
-        self._table = RowTable(token_source(tokens, wall_ticks))
         self._hybrid = tokens != "counter"
-        self._waiters: WaiterTable[MemoryWaiter] = WaiterTable()
-        self._loss_notices = LossNotices()
+        self._lines = MemoryLines(BootClock(), token_source(tokens, wall_ticks), self._ring)
+        self._bells: dict[str, Bell] = {}  # by owner
         self._loop = OneLoop()
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
+    def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Settled[Place | Busy]:
+        """See `fencing_sdk.abc.Backend.draw`."""
         self._loop.check(self)
-        now = self._clock.now()
-        if self._waiters.find(claim) is not None:
-            self._table.join(claim, now)  # a waiter that was silent for too long was dropped: it joins at the end
-        answer = self._table.acquire(claim, now)
-        if claim.mode.shared and isinstance(answer, Grant):
-            self._wake_next(claim.name)  # the next waiter may fit beside this one
-        return answer
+        return Settled(self._lines.draw(claim, only_if_it_holds=only_if_it_holds))
 
-    def post_acquire(
-        self, claim: Claim, answer: Callable[[Grant | Busy | PostOutcome | BackendError], None]
-    ) -> PendingPost | None:
-        """See ``abc._powers.SupportsPosts.post_acquire``."""
+    def keep(self, tickets: Sequence[Kept]) -> Settled[Sequence[Place | Gone]]:
+        """See `fencing_sdk.abc.Backend.keep`."""
         self._loop.check(self)
-        try:
-            outcome: Grant | Busy | BackendError = self._table.acquire(claim, self._clock.now())
-        except BackendError as error:
-            outcome = error
-        answer(outcome)
-        return None
+        return Settled(self._lines.keep(tickets))
 
-    def post_release(
-        self, claim: Claim, answer: Callable[[PostOutcome | Renewal | Revoked | BackendError], None]
-    ) -> PendingPost | None:
-        """See ``abc._powers.SupportsPosts.post_release``."""
-        answer(self._release(claim) or PostOutcome.RELEASED)
-        return None
-
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
+    def give_back(self, claim: Claim, *, after: float = 0.0) -> Settled[Gone | None]:
+        """See `fencing_sdk.abc.Backend.give_back`."""
         self._loop.check(self)
-        now = self._clock.now()
-        return [self._table.renew(claim, now) for claim in claims]
+        return Settled(self._lines.give_back(claim, after))
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
+    def pass_on(self, claim: Claim, heir: Claim) -> Settled[Place | Gone]:
+        """See `fencing_sdk.abc.PassesOn.pass_on`."""
         self._loop.check(self)
-        return self._release(claim)
+        return Settled(self._lines.pass_on(claim, heir))
 
-    def _release(self, claim: Claim) -> Renewal | Revoked | None:
-        others_wait = self._table.leave(claim)
-        refusal = self._table.release(claim, self._clock.now())
-        if others_wait:
-            self._wake_next(claim.name)
-        return refusal
-
-    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
-        """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
+    def end(self, name: str, token: int, reason: str) -> Settled[bool]:
+        """See `fencing_sdk.abc.Backend.end`."""
         self._loop.check(self)
-        return self._table.transfer(of, to, self._clock.now())
+        return Settled(self._lines.end(name, token, reason))
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return self._table.inspect(name, self._clock.now())
+    def tickets(self, names: Sequence[str]) -> Settled[Sequence[Sequence[Seen]]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        self._loop.check(self)
+        return Settled([self._lines.tickets(name) for name in names])
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return self._table.holders(name, self._clock.now())
+    def names(self, prefix: str, cursor: str | None, limit: int) -> Settled[tuple[Sequence[str], str | None]]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        self._loop.check(self)
+        return Settled(self._lines.names(prefix, cursor, limit))
 
-    async def aclose(self) -> None:
-        """Nothing is open; the grants stay for the other clients of this object, which may be in the next loop."""
-        self._loop.forget()
-
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
-        now = self._clock.now()
-        names = self._table.names(prefix, cursor, limit)
-        holders = [holder for name in names for holder in self._table.holders(name, now)]
-        return Listing(holders, names[-1] if len(names) == limit else None)
-
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        return self._table.waiting(name, self._clock.now())
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        ended = self._revoke(name, token, reason)
-        # In a later turn: from Python 3.12 on this may run inside a step of the holder's own task, and 3.12 keeps a
-        # cancellation that is made there although the block has taken it back.
-        asyncio.get_running_loop().call_soon(self._notify, ended, reason, context=Context())
-        return bool(ended)
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        self._bells[claim.owner] = bell
+        return partial(self._bells.pop, claim.owner, None)
 
     def take_away(self, name: str) -> None:
         """Take the lock away from all who hold it, for tests: they lose their leases with `LossReason.REVOKED`."""
-        self._notify(self._revoke(name, None, None), "")
+        for seen in self._lines.tickets(name):
+            if seen.token is not None:
+                self._lines.end(name, seen.token, "")
 
-    def _revoke(self, name: str, token: int | None, reason: str | None) -> list[Claim]:
-        ended = self._table.revoke(name, self._clock.now(), token, reason)
-        self._wake_next(name)
-        return [Claim(name, 0.0, owner) for owner in ended]
+    async def aclose(self) -> None:
+        """Nothing is open; the tickets stay for the other clients of this object, which may be in the next loop."""
+        self._loop.forget()
 
-    def _notify(self, ended: Sequence[Claim], reason: str) -> None:
-        for claim in ended:
-            self._loss_notices.notify(claim, LossReason.REVOKED, reason)
+    def _ring(self, owner: str, news: News) -> None:
+        """
+        Ring in a later turn of the loop.
 
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._loss_notices.on_loss(notice)
-
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> MemoryWaiter:
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        self._loop.check(self)
-        waiter = self._waiters.add(MemoryWaiter(claim, notify, self._leave, hands_over=hand_over))
-        self._table.join(claim, self._clock.now())
-        self._wake_next(claim.name)  # it was released after the try of this waiter
-        return waiter
-
-    def _leave(self, waiter: MemoryWaiter) -> None:
-        """Forget *waiter*. One that is woken leaves the line, and passes its turn on; another releases its claim."""
-        self._waiters.remove(waiter)
-        if not waiter.hands_over:
-            self._table.leave(waiter.claim)
-            self._wake_next(waiter.claim.name)
-
-    def _wake_next(self, name: str) -> None:
-        """Hand a free lock to the head of the line, or wake it."""
-        now = self._clock.now()
-        waiter = self._next_in_line(name, now)
-        while waiter is not None and waiter.loop.is_closed():
-            self._table.leave(waiter.claim)
-            waiter = self._next_in_line(name, now)
-        if waiter is not None and waiter.hands_over:
-            waiter.notify(self._table.hand_over(waiter.claim, now))
-        elif waiter is not None:
-            waiter.notify()
-
-    def _next_in_line(self, name: str, now: float) -> MemoryWaiter | None:
-        owner = self._table.next_in_line(name, now)
-        return None if owner is None else self._waiters.find(Claim(name, 0.0, owner))
-
-
-class MemoryWaiter(Waiter, PlaceInLine):
-    """A waiter, and its place in the line."""
-
-    def __init__(
-        self, claim: Claim, notify: WaiterNotice, leave: Callable[[MemoryWaiter], None], *, hands_over: bool
-    ) -> None:
-        super().__init__(claim)
-        self.notify = notify
-        self.hands_over = hands_over
-        self.loop = asyncio.get_running_loop()
-        self._leave = leave
-
-    def retry_after(self, advice: float) -> float:
-        """See `fencing_sdk.abc.PlaceInLine.retry_after`. A try is also a sign of life: the waiter stays in the line."""
-        return min(advice, rules.LINE_POLL)
-
-    def leave(self) -> None:
-        """See `fencing_sdk.abc.PlaceInLine.leave`."""
-        self._leave(self)
+        From Python 3.12 on this may run inside a step of the holder's own task, and 3.12 keeps a cancellation that is
+        made there although the block has taken it back.
+        """
+        if (bell := self._bells.get(owner)) is not None:
+            asyncio.get_running_loop().call_soon(bell, news, context=Context())
 
 
 def from_url(url: str, **options: object) -> MemoryBackend:

@@ -16,9 +16,8 @@ from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.mysql import MysqlBackend
-from fencing_sdk.backends.mysql.bell import NOW
+from fencing_sdk.backends.mysql.connection import NOW, SECOND
 from fencing_sdk.backends.mysql.errors import translated, translating
-from fencing_sdk.backends.mysql.store import SECOND
 from fencing_sdk.diagnosis.checks import ERROR, WARNING, Check, StoreDiagnosis, host_down, judged
 
 _LIMIT = 8.0

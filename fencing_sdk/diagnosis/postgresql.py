@@ -114,4 +114,4 @@ class PostgresqlDiagnosis(StoreDiagnosis[PostgresqlBackend]):
                 finally:
                     connection.terminate()
         assert row is not None
-        return PostgresqlFacts(**json.loads(row[0]), hybrid=self.backend._requests.hybrid)
+        return PostgresqlFacts(**json.loads(row[0]), hybrid=self.backend._hybrid)

@@ -155,7 +155,7 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
         if isinstance(self.backend, RedisQuorumBackend):
             return None
         with translating("diagnose"):
-            pipe = await (await self.backend._router.node(self.backend._requests.lease("?"))).pipe()
+            pipe = await (await self.backend._router.node(self.backend._at("?")[0])).pipe()
             reply = await outcome_of(pipe.call("TIME"))
             if isinstance(reply, Exception) and not isinstance(reply, ReplyError):
                 raise reply  # the connection broke; else this user may not ask
@@ -199,15 +199,15 @@ class RedisDiagnosis(StoreDiagnosis[RedisBackend | RedisQuorumBackend]):
         """Ask one server. A field that it refuses is empty; if it is unreachable, raise the driver's error."""
         replies = await server.ask_all(*_COMMANDS)
         info, settings, user, cluster = (None if isinstance(reply, RedisError) else reply for reply in replies)
-        one = None if isinstance(self.backend, RedisQuorumBackend) else self.backend._requests
+        one = None if isinstance(self.backend, RedisQuorumBackend) else self.backend
         return RedisFacts(
             server.address,
             _lines(info),
             _pairs(settings if isinstance(settings, list) else ()),
             cluster=_lines(cluster),
             user=user.decode() if isinstance(user, bytes) else "",
-            hybrid=one is not None and one.hybrid,
-            min_replicas=one.replicas if one else 0,
+            hybrid=one is not None and one._hybrid,
+            min_replicas=one._replicas if one else 0,
             votes=one is None,
         )
 

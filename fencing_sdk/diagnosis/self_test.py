@@ -14,11 +14,11 @@ from itertools import pairwise
 
 import anyio
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Renewal
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsLine, SupportsOpen
+from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
 from fencing_sdk.diagnosis.checks import ERROR, WARNING
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, StaleTokenError
 
@@ -29,6 +29,8 @@ _WAKE_LIMIT = 0.5
 _HAND_ONS = 3
 """Hand-overs at most: a store that wakes no waiter is late each time, a busy machine only once."""
 _TRIES = 3
+_LISTENING = 0.5
+"""Seconds after which a client surely hears the bells of what it has drawn."""
 _POLL = 0.05
 _STEP_LIMIT = 8.0
 _CLEAN_UP_LIMIT = 2.0
@@ -98,8 +100,8 @@ class SelfTest:
             with move_on_after(_CLEAN_UP_LIMIT, shield=True):
                 for claim in self._claims:
                     with suppress(BackendError):
-                        await self.second.release(claim)
-                        await self.first.release(claim)
+                        await self.second.give_back(claim)
+                        await self.first.give_back(claim)
 
     async def _take_and_hand_on(self, over: float) -> None:
         one, two, three = self._claim(), self._claim(), self._claim()
@@ -117,11 +119,12 @@ class SelfTest:
                 self.findings.append(_NOT_WOKEN)
                 break
             hand_ons += 1
-            await self.second.release(two)
+            await self.second.give_back(two)
+            two = self._claim()  # another bell: that of one who has held rings for any change
             await self._take(one)
         self._step = "release"
-        await self.second.release(two)
-        if await self.first.inspect(self.name) is not None:
+        await self.second.give_back(two)
+        if any(await self.first.tickets([self.name])):
             self._found("release", "a lock is held after its release", "the next holder waits for the ttl")
             return
         await self._take(three)
@@ -134,9 +137,9 @@ class SelfTest:
         return claim
 
     async def _take(self, claim: Claim) -> bool:
-        outcome = await _acquire(self.first, claim)
-        if isinstance(outcome, Grant):
-            self._tokens.append(outcome.token)
+        place = await _draw(self.first, claim, at_once=True)
+        if isinstance(place, Place) and place.token is not None:
+            self._tokens.append(place.token)
             return True
         self._found("acquire", "a lock that no other client knows is held", "a free lock must be granted at once")
         return False
@@ -145,8 +148,8 @@ class SelfTest:
         end = _CLOCK.now() + over
         while True:
             before = _CLOCK.now()
-            (outcome,) = await self.first.renew([claim])
-            if outcome is Renewal.REFUSED:
+            (outcome,) = await self.first.keep([(claim, 0)])
+            if isinstance(outcome, Gone):
                 self._found("renew", "a lease was refused right after its grant", "the store forgets its grants")
                 return
             self.renewals.append(_CLOCK.now() - before)
@@ -155,38 +158,30 @@ class SelfTest:
             await anyio.sleep(min(_RENEWAL_PAUSE, left))
 
     async def _hand_on(self, one: Claim, two: Claim) -> bool:
-        """Have *two* wait in line, release *one*, and return False if the store did not wake *two*."""
-        if isinstance(await _acquire(self.second, two), Grant):
-            self._found("exclusion", "two owners were granted one lock", "the lock excludes no other holder")
-            return True
-        news = asyncio.Event()
-
-        def notify(grant: Grant | None = None, age: float = 0.0) -> None:  # noqa: ARG001  (it is not handed over)
-            news.set()
-
-        line = self.second if isinstance(self.second, SupportsLine) else None
-        place = None if line is None else line.stand(two, notify, hand_over=False)
+        """Have *two* wait in line, release *one*, and return False if no bell rang for *two*."""
+        rung, rings = asyncio.Event(), self.second.rings
+        stop = self.second.listen(two, lambda _: rung.set()) if rings else None
         try:
             with anyio.fail_after(_STEP_LIMIT):
-                if place is not None and not place.polls:
-                    while place.retry_after(_POLL) is None:  # noqa: ASYNC110  (a place need not announce that it is in the line)
-                        await anyio.sleep(_POLL)
-                    await _acquire(self.second, two)  # as every waiter does once it is in the line
-                    news.clear()
-                await self.first.release(one)
-                woken = place is None or place.polls  # these promise no message
-                if not woken:
+                place = await _draw(self.second, two, at_once=not rings)
+                if isinstance(place, Place) and place.token is not None:
+                    self._found("exclusion", "two owners were granted one lock", "the lock excludes no other holder")
+                    return True
+                if rings:
+                    await anyio.sleep(_LISTENING)
+                    rung.clear()
+                await self.first.give_back(one)
+                if rings:
                     with move_on_after(_WAKE_LIMIT):
-                        woken = await news.wait()
-                outcome = await _acquire(self.second, two)
-                while isinstance(outcome, Busy):
+                        await rung.wait()
+                while not isinstance(place, Place) or place.token is None:
+                    place = await _draw(self.second, two, at_once=not rings)
                     await anyio.sleep(_POLL)
-                    outcome = await _acquire(self.second, two)
-                self._tokens.append(outcome.token)
-                return woken
+                self._tokens.append(place.token)
+                return not rings or rung.is_set()
         finally:
-            if place is not None and (leaving := place.leave()) is not None:
-                await asyncio.wait((leaving,))
+            if stop is not None:
+                stop()
 
     async def _check_tokens(self) -> None:
         shown = ", ".join(map(str, self._tokens))
@@ -223,14 +218,14 @@ _NOT_WOKEN = Finding(
 )
 
 
-async def _acquire(backend: Backend, claim: Claim) -> Grant | Busy:
-    """Try as a lock does: again where another try may help, such as a write that its replicas confirm too late."""
+async def _draw(backend: Backend, claim: Claim, *, at_once: bool) -> Place | Busy:
+    """Draw as a client does: again where another try may help, such as a write that its replicas confirm too late."""
     for _ in range(_TRIES - 1):
         sent_at = _CLOCK.now()
         try:
-            return await backend.acquire(claim)
+            return await backend.draw(claim, only_if_it_holds=at_once)
         except BackendUnavailableError:
             if _CLOCK.now() - sent_at > _STEP_LIMIT / _TRIES:
                 raise  # with as many more of these the time would be over, and the report would lack the store's error
         await anyio.sleep(_POLL)
-    return await backend.acquire(claim)
+    return await backend.draw(claim, only_if_it_holds=at_once)

@@ -58,7 +58,7 @@ from fencing_sdk._values.claim import LOCK
 from fencing_sdk._values.clock import LoopClock, wall_seconds
 from fencing_sdk._values.drivers import imported_from
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve
+from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve, start_task
 from fencing_sdk._values.timing import MAX_TTL, RELEASE_LIMIT, seconds
 from fencing_sdk.errors import (
     AcquireTimeoutError,
@@ -337,7 +337,7 @@ class OldHold:
 
 
 def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    task = asyncio.get_running_loop().create_task(work, context=Context(), name="fencing-old-lock")
+    task = start_task(work, "fencing-old-lock")
     _running.add(task)
     task.add_done_callback(_running.discard, context=Context())
     task.add_done_callback(retrieve, context=Context())

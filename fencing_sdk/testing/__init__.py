@@ -14,12 +14,14 @@ from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fencing_sdk.testing._plugin_worlds import LeaseEnder, Pause, PauseAnywhere
+    from fencing_sdk.testing.comparison import Comparison
     from fencing_sdk.testing.faults import FaultyBackend
     from fencing_sdk.testing.suites import BackendSuite, GuardSuite
     from fencing_sdk.testing.world import FencedStore, UnfencedStore, World, WorldClient
 
 __all__ = [
     "BackendSuite",
+    "Comparison",
     "FaultyBackend",
     "FencedStore",
     "GuardSuite",
@@ -33,6 +35,7 @@ __all__ = [
 
 _HOMES = {
     "BackendSuite": "suites",
+    "Comparison": "comparison",
     "FaultyBackend": "faults",
     "FencedStore": "world",
     "GuardSuite": "suites",

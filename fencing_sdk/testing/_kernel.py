@@ -3,8 +3,8 @@ A world's inside: its network, its lock service, how it runs and how it ends.
 
 Every client has one link, and what it sends or receives can be held up, lost or doubled. A message that has left cannot
 be called back: pausing its sender, or healing the link, changes nothing about it. Messages of one link may overtake
-each other. The lock service is the reference table behind the network, on a clock of its own. Its tokens are 1, 2, 3,
-over all names. Waiters poll: it has no line and sends no wake-ups.
+each other. The lock service is the reference behind the network, on a clock of its own. Its tokens are 1, 2, 3, over
+all names, and its bells are messages too.
 
 The kernel refers to nothing that a test holds. So a world ends as soon as a test lets go of it: not when a garbage
 collector finds it, in the middle of another test.
@@ -22,14 +22,16 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from fencing_sdk._client import LockClient
 from fencing_sdk._lease import run_for
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked, check_name, holder_of
+from fencing_sdk._values.claim import Busy, Claim, Gone, Holder, Place, Seen, check_name, holders_in
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.timing import Seconds, seconds
-from fencing_sdk.backends._shared.row_table import RowTable
+from fencing_sdk.abc import Bell, Kept, News
+from fencing_sdk.backends.memory import MemoryBackend, MemoryLines
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
 from fencing_sdk.sync._bridge import Cancel, LoopThread, ThreadCall
 from fencing_sdk.sync._client import LockClient as SyncLockClient
@@ -37,7 +39,7 @@ from fencing_sdk.testing._loop import Process, ProcessClock, Timeline, check_pyt
 
 T = TypeVar("T")
 
-Operation = Literal["acquire", "renew", "release", "inspect", "write", "raise_to"]
+Operation = Literal["acquire", "renew", "release", "inspect", "bell", "write", "raise_to"]
 Way = Literal["request", "reply"]
 
 
@@ -92,8 +94,8 @@ class Link:
         Args:
             seconds_later: Added to the latency, and to other delays that are set.
 
-            operation: Only messages about this: ``"acquire"``, ``"renew"``, ``"release"``, ``"inspect"``,
-                ``"write"`` or ``"raise_to"``. All by default.
+            operation: Only messages about this: ``"acquire"``, ``"renew"``, ``"release"``, ``"inspect"``, ``"bell"``
+                (a reply without a request), ``"write"`` or ``"raise_to"``. All by default.
 
             way: Only ``"request"`` messages, or only ``"reply"`` messages. Both by default.
 
@@ -260,18 +262,19 @@ def _settle(reply: asyncio.Future[T], outcome: T | FencingError) -> None:
         reply.set_result(outcome)
 
 
+_WORDS: dict[type, Callable[[Any], str]] = {
+    Place: lambda place: "waits" if place.token is None else f"token {place.token}",
+    Holder: lambda holder: f"token {holder.token}",
+    Busy: lambda _: "held",
+    Gone: lambda _: "gone",
+    StaleTokenError: lambda e: f"refused, {e.token} {'from another holder' if e.conflict else f'< {e.fence}'}",
+    list: lambda outcomes: ", ".join(map(_in_words, outcomes)),
+    type(None): lambda _: "done",
+}
+
+
 def _in_words(outcome: object) -> str:
-    if isinstance(outcome, Grant | Holder):
-        return f"token {outcome.token}"
-    if isinstance(outcome, Busy):
-        return "held"
-    if isinstance(outcome, StaleTokenError):
-        return f"refused, {outcome.token} {'from another holder' if outcome.conflict else f'< {outcome.fence}'}"
-    if isinstance(outcome, Sequence) and not isinstance(outcome, str):
-        return ", ".join(renewal.name.lower() for renewal in outcome)
-    if isinstance(outcome, Renewal):  # of a release that found no grant of its owner
-        return outcome.name.lower()
-    return "done" if outcome is None else shown(outcome)
+    return _WORDS.get(type(outcome), shown)(outcome)
 
 
 _END_LIMIT = 120.0
@@ -393,72 +396,110 @@ def _raise(errors: Sequence[BaseException]) -> None:
 
 
 class LockService:
-    """Grants locks to clients, and remembers by which name it knows them."""
+    """Lines of tickets for clients, of which it remembers by which name it knows them."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._table = RowTable(lambda last: last + 1)
+        self._lines = MemoryLines(clock, lambda last: last + 1, self._ring)
         self._clients: dict[str, str] = {}
+        self._links: dict[str, tuple[Link, Bell]] = {}  # by owner
 
-    def acquire(self, client: str, claim: Claim) -> Grant | Busy:
-        """One try of *client*."""
-        self._clients[holder_of(claim.owner)] = client
-        return self._table.acquire(claim, self._clock.now())
+    def draw(self, client: str, claim: Claim, *, only_if_it_holds: bool) -> Place | Busy:
+        """Draw a ticket for *client*."""
+        self._clients[claim.holder] = client
+        return self._lines.draw(claim, only_if_it_holds=only_if_it_holds)
 
-    def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """Restart the ttl of every claim that still holds."""
-        now = self._clock.now()
-        return [self._table.renew(claim, now) for claim in claims]
+    def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
+        """Let tickets live on."""
+        return self._lines.keep(tickets)
 
-    def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """Release the lock, if *claim* has it; answer as `Backend.release`."""
-        return self._table.release(claim, self._clock.now())
+    def give_back(self, claim: Claim, after: float) -> Gone | None:
+        """End a ticket."""
+        return self._lines.give_back(claim, after)
+
+    def end(self, name: str, token: int, reason: str) -> bool:
+        """End the tickets that hold *name* with this *token*."""
+        return self._lines.end(name, token, reason)
 
     def revoke(self, name: str) -> None:
-        """Take *name* away from its holder, without a notice to the holder's client."""
-        self._table.revoke(name, self._clock.now())
+        """Take *name* away from its holders. Its clients do not hear of it before their next request."""
+        links, self._links = self._links, {}
+        for holder in self.holders(name):
+            self._lines.end(name, holder.token, "")
+        self._links = links
 
-    def inspect(self, name: str) -> Holder | None:
-        """Return the holder of *name*."""
-        return self._table.inspect(name, self._clock.now())
+    def tickets(self, name: str) -> Sequence[Seen]:
+        """Return the tickets of *name*."""
+        return self._lines.tickets(name)
+
+    def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """Return names that may have tickets."""
+        return self._lines.names(prefix, cursor, limit)
 
     def holders(self, name: str) -> Sequence[Holder]:
         """Return every holder of *name*."""
-        return self._table.holders(name, self._clock.now())
+        return holders_in(name, self._lines.tickets(name))
+
+    def inspect(self, name: str) -> Holder | None:
+        """Return the holder of *name*."""
+        return next(iter(self.holders(name)), None)
 
     def holder(self, name: str) -> str | None:
         """The client that holds *name* in the eyes of the service."""
         holder = self.inspect(name)
         return None if holder is None else self._clients[holder.id]
 
+    def listen(self, link: Link, owner: str, bell: Bell) -> Callable[[], object]:
+        """Send the news of this owner's bell over *link*."""
+        self._links[owner] = link, bell
+        return lambda: self._links.pop(owner, None)
+
+    def _ring(self, owner: str, news: News) -> None:
+        if (listener := self._links.get(owner)) is not None:
+            link, bell = listener
+            link.push(SERVICE, "bell", _in_words(news), bell, news)
+
 
 class WorldBackend:
-    """The client's end: a backend whose five calls are messages."""
+    """The client's end: a backend whose verbs and bells are messages."""
+
+    modes = MemoryBackend.modes
+    rings = True
 
     def __init__(self, link: Link, service: LockService) -> None:
         self._link = link
         self._service = service
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        return await self._link.ask(SERVICE, "acquire", claim.name, lambda me: self._service.acquire(me, claim))
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`."""
+        draw = partial(self._service.draw, claim=claim, only_if_it_holds=only_if_it_holds)
+        return await self._link.ask(SERVICE, "acquire", claim.name, draw)
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
-        names = ", ".join(claim.name for claim in claims)
-        return await self._link.ask(SERVICE, "renew", names, lambda _: self._service.renew(claims))
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
+        """See `fencing_sdk.abc.Backend.keep`."""
+        names = ", ".join(claim.name for claim, _ in tickets)
+        return await self._link.ask(SERVICE, "renew", names, lambda _: self._service.keep(tickets))
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
-        return await self._link.ask(SERVICE, "release", claim.name, lambda _: self._service.release(claim))
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`."""
+        return await self._link.ask(SERVICE, "release", claim.name, lambda _: self._service.give_back(claim, after))
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.inspect(name))
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
+        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.end(name, token, reason))
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return await self._link.ask(SERVICE, "inspect", name, lambda _: self._service.holders(name))
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        return await self._link.ask(
+            SERVICE, "inspect", ", ".join(names), lambda _: [*map(self._service.tickets, names)]
+        )
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        return await self._link.ask(SERVICE, "inspect", prefix, lambda _: self._service.names(prefix, cursor, limit))
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        return self._service.listen(self._link, claim.owner, bell)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -277,9 +277,7 @@ def end_here(lease: LeaseState, reason: LossReason) -> None:
 
 
 def _end(store: MemoryBackend, lease: LeaseState, reason: LossReason) -> None:
-    name = lease.claim.name
-    store._table.revoke(name, store._clock.now())
-    store._wake_next(name)
+    store._lines.give_back(lease.claim)
     lease.lose(reason)
 
 

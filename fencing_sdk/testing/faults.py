@@ -17,9 +17,9 @@ from typing import Literal, TypeVar, get_args
 
 import anyio
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place, Seen
 from fencing_sdk._values.loop_owner import OneLoop
-from fencing_sdk.abc import Backend, SupportsListing, SupportsRevoking, SupportsShares, SupportsTransfer
+from fencing_sdk.abc import Backend, Bell, Kept, PassesOn
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError, shown
 
@@ -50,25 +50,23 @@ class FaultyBackend:
     Passes calls on to *backend*, unless a fault is set for their operation.
 
     ``calls`` lists every call with the names it was about, in order, whether it succeeded or failed.
-    Permits and readers, lists, revocations and transfers are passed on if *backend* has them; ``holders`` meets the
-    faults of "inspect", and ``transfer`` those of "renew". Waiters of this backend poll: its line is not passed on, nor
-    are loss notices.
+    Without *bells* none is passed on, as by a connection that breaks each time.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, bells: bool = True) -> None:
         self._backend = backend
+        self._bells = bells
         self._faults: dict[Operation, list[_CallFault]] = {operation: [] for operation in _OPERATIONS}
         self._stragglers: set[asyncio.Task[None]] = set()
         self._loop = OneLoop()
         self.calls: list[tuple[Operation, tuple[str, ...]]] = []
         # A power is what an object has, so these are attributes of the object and not of the class.
-        for power in (SupportsListing, SupportsRevoking, SupportsSchema, SupportsInit):
+        for power in (SupportsSchema, SupportsInit):
             if isinstance(backend, power):
                 vars(self).update({call: getattr(backend, call) for call in vars(power) if not call.startswith("_")})
-        if isinstance(backend, SupportsShares):
-            vars(self)["holders"] = partial(self._holders, backend)
-        if isinstance(backend, SupportsTransfer):
-            vars(self)["transfer"] = partial(self._transfer, backend)
+        if isinstance(backend, PassesOn):
+            vars(self)["pass_on"] = partial(self._pass_on, backend)
+        self.modes, self.rings = backend.modes, backend.rings
 
     def delay(self, operation: Operation, seconds: float, *, times: int | None = None) -> None:
         """Deliver the requests *seconds* later."""
@@ -110,28 +108,38 @@ class FaultyBackend:
         while self._stragglers:
             await asyncio.wait(self._stragglers)
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        return await self._pass("acquire", (claim.name,), lambda: self._backend.acquire(claim))
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`."""
+        draw = partial(self._backend.draw, claim, only_if_it_holds=only_if_it_holds)
+        return await self._pass("acquire", (claim.name,), draw)
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
-        names = tuple(claim.name for claim in claims)
-        return await self._pass("renew", names, lambda: self._backend.renew(claims))
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        """See `fencing_sdk.abc.Backend.keep`."""
+        names = tuple(claim.name for claim, _ in tickets)
+        return await self._pass("renew", names, lambda: self._backend.keep(tickets))
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
-        return await self._pass("release", (claim.name,), lambda: self._backend.release(claim))
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`."""
+        return await self._pass("release", (claim.name,), lambda: self._backend.give_back(claim, after=after))
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self._pass("inspect", (name,), lambda: self._backend.inspect(name))
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        return await self._pass("inspect", tuple(names), lambda: self._backend.tickets(names))
 
-    async def _holders(self, backend: SupportsShares, name: str) -> Sequence[Holder]:
-        return await self._pass("inspect", (name,), lambda: backend.holders(name))
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        return await self._backend.names(prefix, cursor, limit)
 
-    async def _transfer(self, backend: SupportsTransfer, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
-        return await self._pass("renew", (of.name,), lambda: backend.transfer(of, to))
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
+        return await self._backend.end(name, token, reason)
+
+    async def _pass_on(self, backend: PassesOn, claim: Claim, heir: Claim) -> Place | Gone:
+        return await self._pass("renew", (claim.name,), lambda: backend.pass_on(claim, heir))
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        return self._backend.listen(claim, bell if self._bells else _deaf)
 
     async def aclose(self) -> None:
         """Close the backend behind. What straggles is on its way already and still arrives."""
@@ -211,3 +219,7 @@ async def _hang(seconds: float, *, heeds_cancellation: bool) -> None:
         except asyncio.CancelledError:
             if heeds_cancellation:
                 raise
+
+
+def _deaf(_: object) -> None:
+    """Hear nothing."""

@@ -38,31 +38,43 @@ The tests are ``async def``: use pytest-asyncio in auto mode, or mark the subcla
 
 from __future__ import annotations
 
+from fencing_sdk.testing.promises.clients import (
+    AbandonmentPromises,
+    ClientPromises,
+    CounterPromises,
+    OutagePromises,
+    RestartPromises,
+)
 from fencing_sdk.testing.promises.fences import FencePromises, GuardTokenPromises, RacePromises, SeveralPromises
-from fencing_sdk.testing.promises.front_door import CounterPromises, FrontDoorPromises, OutagePromises
-from fencing_sdk.testing.promises.grants import AbandonmentPromises, GrantPromises, NamePromises
-from fencing_sdk.testing.promises.lifetime import ExpiryPromises, RenewalPromises, TokenPromises
-from fencing_sdk.testing.promises.line import DirectGrantPromises, LinePromises, NoticePromises
-from fencing_sdk.testing.promises.operating import ListingPromises, RevokingPromises, TransferPromises
-from fencing_sdk.testing.promises.shares import SharePromises
+from fencing_sdk.testing.promises.verbs import (
+    BellPromises,
+    EndPromises,
+    LifePromises,
+    LinePromises,
+    LookPromises,
+    ModePromises,
+    PassPromises,
+    RepeatPromises,
+    RulesPromises,
+    TokenPromises,
+)
 
 
 class BackendSuite(
-    GrantPromises,
-    RenewalPromises,
-    ExpiryPromises,
-    TokenPromises,
-    AbandonmentPromises,
     LinePromises,
-    DirectGrantPromises,
-    SharePromises,
-    NoticePromises,
-    ListingPromises,
-    RevokingPromises,
-    TransferPromises,
+    ModePromises,
+    TokenPromises,
+    RepeatPromises,
+    LifePromises,
+    BellPromises,
+    EndPromises,
+    PassPromises,
+    LookPromises,
+    RulesPromises,
+    AbandonmentPromises,
+    RestartPromises,
     OutagePromises,
-    NamePromises,
-    FrontDoorPromises,
+    ClientPromises,
     CounterPromises,
 ):
     """

@@ -92,7 +92,7 @@ class Fencing:
     def take_away(self) -> None:
         """End every grant behind the holders' backs: their next renewal is refused."""
         with closing(sqlite3.connect(self.store, timeout=5)) as file, file:
-            assert file.execute("DELETE FROM fencing_lock").rowcount
+            assert file.execute("DELETE FROM fencing_line").rowcount
 
     def clean_up(self) -> None:
         for process in self._started:

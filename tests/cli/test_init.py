@@ -62,7 +62,7 @@ async def test_on_mysql_the_tables_are_created_by_either_way(fencing: Fencing, m
     assert mysql_server.ask("SHOW TABLES") == []
     await mysql_server.execute(done.stdout)
     assert await usable(mysql_server.url)
-    mysql_server.ask("DROP TABLE fencing_lock, fencing_bell")
+    mysql_server.ask("DROP TABLE fencing_line, fencing_bell")
     for _ in range(2):
         done = await asyncio.to_thread(fencing, "init", "--url", mysql_server.url)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "fencing: the store is ready\n")

@@ -18,8 +18,7 @@ from command_line import PATIENCE, Fencing, alive, state, until
 from inside import check_label, facts_about_command, read_facts, say_kept
 from redis_server import RedisServer
 
-from fencing_sdk import connect
-from fencing_sdk.abc import Holder
+from fencing_sdk import Holder, connect
 from fencing_sdk.cli.run import CommandRun
 
 pytest_plugins = ["redis_fixtures"]

@@ -6,11 +6,12 @@ import time
 import pytest
 from diagnosing import ERROR, WARNING, by_check
 from inside import LoopClock, memory_on
+from looking import holder
 from virtual_time import in_virtual_time
 
 from fencing_sdk import BackendUnavailableError, ConfigurationError, connect, diagnosis
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Busy, Grant, Renewal
+from fencing_sdk.abc import Busy, Gone, Place
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.diagnosis import Diagnosis, examine, self_test
 from fencing_sdk.guards.memory import MemoryGuard
@@ -21,7 +22,7 @@ async def examined(backend: MemoryBackend, **options) -> Diagnosis:
 
 
 def sibling_of(backend: MemoryBackend) -> MemoryBackend:
-    """Another connection to the same table. From Python 3.12 on, a proxy would be no `SupportsLine`."""
+    """Another connection to the same lines."""
     twin = object.__new__(type(backend))
     twin.__dict__ = backend.__dict__
     return twin
@@ -84,40 +85,40 @@ async def test_a_clock_that_is_wrong_is_found(offset: float, rate: float, check:
 
 
 class Generous(Telling):
-    async def acquire(self, claim):
-        return Grant(7)
+    async def draw(self, claim, **_):
+        return Place(7)
 
 
 class Repeating(Telling):
-    async def acquire(self, claim):
-        outcome = await super().acquire(claim)
-        return Grant(7) if isinstance(outcome, Grant) else outcome
+    async def draw(self, claim, **options):
+        place = await super().draw(claim, **options)
+        return place._replace(token=7) if isinstance(place, Place) and place.token is not None else place
 
 
 class Forgetful(Telling):
-    async def renew(self, claims):
-        return [Renewal.REFUSED for _ in claims]
+    async def keep(self, tickets):
+        return [Gone() for _ in tickets]
 
 
 class Clinging(Telling):
-    """Forgets to release what was handed on."""
+    """Forgets that a ticket was given back that was handed on."""
 
-    async def inspect(self, name):
-        await super().acquire(self.claim)
-        return await super().inspect(name)
+    async def tickets(self, names):
+        await super().draw(self.claim)
+        return await super().tickets(names)
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         self.claim = claim
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
 
 class Taken(Telling):
-    async def acquire(self, claim):
+    async def draw(self, claim, **_):
         return Busy(1.0)
 
 
 class Failing(Telling):
-    async def renew(self, claims):
+    async def keep(self, tickets):
         raise BackendUnavailableError("Failing", "renew", "the disk is full")
 
 
@@ -126,11 +127,11 @@ class Fading(Telling):
 
     asked = 0
 
-    async def renew(self, claims):
+    async def keep(self, tickets):
         self.asked += 1
         if self.asked > 1:
             raise BackendUnavailableError("Fading", "renew", "the disk is full")
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +152,9 @@ async def test_a_store_that_breaks_its_contract_is_found(backend: type[Telling],
 
 
 class Slow(Telling):
-    async def renew(self, claims):
+    async def keep(self, tickets):
         await asyncio.sleep(0.15)
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
 
 async def test_a_store_that_is_slow_for_the_ttl_is_found():
@@ -161,21 +162,17 @@ async def test_a_store_that_is_slow_for_the_ttl_is_found():
     assert found["store.latency"] == WARNING
 
 
-class Polling(MemoryBackend):
-    """Sends no messages, and has waiters ask again four times a second, as PostgreSQL behind PgBouncer."""
+class Mute(MemoryBackend):
+    """Rings no bell, as PostgreSQL behind PgBouncer."""
 
-    async def acquire(self, claim):
-        outcome = await super().acquire(claim)
-        return Busy(0.25) if isinstance(outcome, Busy) else outcome
-
-    def _wake_next(self, name):
-        pass
+    def listen(self, claim, bell):
+        return lambda: None
 
 
 @in_virtual_time
-async def test_a_waiter_that_is_not_woken_is_found_however_short_its_pauses_are(monkeypatch):
+async def test_a_waiter_whose_bell_does_not_ring_is_found(monkeypatch):
     monkeypatch.setattr(self_test, "_CLOCK", LoopClock())
-    test = await self_tested(memory_on(LoopClock(), Polling))
+    test = await self_tested(memory_on(LoopClock(), Mute))
     assert [(finding.check, finding.severity) for finding in test.findings] == [("self-test.wake", WARNING)]
 
 
@@ -186,15 +183,15 @@ async def self_tested(backend: MemoryBackend) -> self_test.SelfTest:
 
 
 class Unsteady(Telling):
-    """Answers every second try to acquire."""
+    """Answers every second draw."""
 
     answers = True
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         self.answers = not self.answers
         if not self.answers:
             raise BackendUnavailableError("Unsteady", "acquire", "too few replicas confirmed the write")
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
 
 async def test_a_try_that_fails_once_is_made_again_as_a_lock_does():
@@ -204,7 +201,7 @@ async def test_a_try_that_fails_once_is_made_again_as_a_lock_does():
 class Overloaded(Telling):
     """Says after a while why it grants nothing."""
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **_):
         await asyncio.sleep(9)
         raise BackendUnavailableError("Overloaded", "acquire", "too few replicas confirmed the write")
 
@@ -220,7 +217,7 @@ async def test_the_error_of_a_slow_store_is_reported_and_not_the_time_it_took(mo
 async def test_no_lock_stays_held_whatever_fails(kind: type[Telling]):
     backend = kind()
     await examined(backend)
-    assert not (await backend.list_holders("", None, 10)).holders
+    assert not backend._lines._lines
 
 
 class Credulous(MemoryGuard):
@@ -243,7 +240,7 @@ async def test_a_store_that_does_not_report_its_settings_is_found():
     class Silent:
         def __init__(self) -> None:
             self._backend = MemoryBackend()
-            for name in ("acquire", "renew", "release", "inspect", "aclose"):
+            for name in ("draw", "keep", "give_back", "end", "tickets", "names", "listen", "modes", "rings", "aclose"):
                 setattr(self, name, getattr(self._backend, name))
 
     findings = by_check(await examine(Silent(), over=0.05))
@@ -253,20 +250,20 @@ async def test_a_store_that_does_not_report_its_settings_is_found():
 async def test_a_client_diagnoses_under_its_namespace_and_leaves_nothing():
     backend = MemoryBackend()
     names = set()
-    acquire = backend.acquire
+    draw = backend.draw
 
-    async def noted(claim):
+    async def noted(claim, **options):
         names.add(claim.name)
-        return await acquire(claim)
+        return await draw(claim, **options)
 
-    backend.acquire = noted
+    backend.draw = noted
     events = []
     async with connect(backend, namespace="shop", observers=[events.append]) as locks:
         diagnosis = await locks.diagnose(over=0.05)
         assert set(by_check(diagnosis)) == {"memory.process"}
         (name,) = names
         assert name.startswith("shop")
-        assert await backend.inspect(name) is None
+        assert await holder(backend, name) is None
         assert not events
 
 

@@ -21,8 +21,8 @@ UNLOGGED = {"innodb_flush_log_at_trx_commit": 1, "skip_log_bin": True}
 async def test_nothing_is_found_on_a_sound_server(start_mysql: StartMysql):
     server = await asyncio.to_thread(start_mysql, **UNLOGGED)
     assert await found(server.url) == {}
-    assert await server.value("SELECT count(*) FROM fencing_lock WHERE grants <> '[]'") == 0
-    assert await server.value("SELECT count(*) FROM fencing_waiter") == 0
+    assert await server.value("SELECT count(*) FROM fencing_line WHERE dies > 0") == 0
+    assert await server.value("SELECT count(*) FROM fencing_ticket") == 0
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ SOUND = {"fsync": True, "full_page_writes": True}
 async def test_nothing_is_found_on_a_sound_server(start_postgresql: StartPostgresql):
     server = await asyncio.to_thread(start_postgresql, **SOUND)
     assert await found(server.url) == {}
-    assert await server.value("SELECT count(*) FROM fencing.fencing_lock WHERE owner IS NOT NULL") == 0
-    assert await server.value("SELECT count(*) FROM fencing.fencing_waiter") == 0
+    assert await server.value("SELECT count(*) FROM fencing.fencing_ticket WHERE ended IS NULL") == 0
 
 
 PLANTED = {

@@ -131,7 +131,7 @@ class Mysql(Alone):
         """An operator has the table of the locks to itself."""
         async with self.server.connected() as session:
             cursor = session.cursor()
-            await cursor.execute("LOCK TABLES fencing_lock WRITE")
+            await cursor.execute("LOCK TABLES fencing_line WRITE")
             await asyncio.sleep(seconds)
             await cursor.execute("UNLOCK TABLES")
         return True
@@ -273,7 +273,7 @@ _WRITER = """
 import pathlib, sqlite3, sys, time
 database = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None)
 database.execute("BEGIN IMMEDIATE")
-database.execute("DELETE FROM fencing_lock")
+database.execute("DELETE FROM fencing_line")
 pathlib.Path(sys.argv[2]).touch()
 time.sleep(60)
 """

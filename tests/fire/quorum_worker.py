@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from redis.asyncio import Redis
 
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.redis.quorum import from_url
 
 LOCKS = [f"lock-{number}" for number in range(20)]
@@ -44,14 +44,14 @@ class Fenced:
         self._backend = from_url(url)
 
     async def acquire(self, claim: Claim) -> int | None:
-        outcome = await self._backend.acquire(claim)
-        return outcome.token if isinstance(outcome, Grant) else None
+        outcome = await self._backend.draw(claim, only_if_it_holds=True)
+        return outcome.token if isinstance(outcome, Place) else None
 
     async def renew(self, claim: Claim) -> bool:
-        return (await self._backend.renew([claim]))[0] is Renewal.RENEWED
+        return isinstance((await self._backend.keep([(claim, 0)]))[0], Place)
 
     async def release(self, claim: Claim) -> None:
-        await self._backend.release(claim)
+        await self._backend.give_back(claim)
 
     async def aclose(self) -> None:
         await self._backend.aclose()

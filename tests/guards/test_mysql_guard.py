@@ -26,7 +26,6 @@ from fencing_sdk import (
     UsageError,
     connect,
 )
-from fencing_sdk.abc._powers import TransactionalGuard
 from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.guards.sql import FenceColumn, SqlGuard
 from fencing_sdk.testing.suites import GuardSuite
@@ -283,10 +282,8 @@ async def test_a_session_that_reads_before_it_takes_the_lock_is_outdated_at_each
             await connection.commit()
 
 
-async def test_a_store_raises_the_fence_in_the_transaction_of_its_grant(server):
+async def test_a_fence_is_raised_in_a_given_transaction_and_the_session_waits_as_before(server):
     guard = SqlGuard(server.url)
-    assert isinstance(guard, TransactionalGuard)
-    assert guard.database == f"app@127.0.0.1:{server.port}/test_guards"
     await guard.raise_to("a", OLD)
     wait = "SELECT @@innodb_lock_wait_timeout"
     async with server.connected(autocommit=True) as connection, connection.cursor() as cursor:

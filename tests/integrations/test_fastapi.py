@@ -10,6 +10,7 @@ from typing import Annotated
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, WebSocket
 from fastapi.responses import StreamingResponse
+from looking import holder
 from web_servers import send, uvicorn_server
 
 from fencing_sdk import ConfigurationError, Lease, LockClient, LockHeldError, StaleTokenError, Token, current_token
@@ -139,11 +140,11 @@ def test_openapi_shows_the_header_and_our_answers(app, guard):
 async def test_a_handler_runs_under_its_lease_and_the_lock_is_free_before_the_answer_is_there(app, locks, store):
     @app.put("/seats/{seat}")
     async def book(seat: str, lease: Annotated[Lease, Leased(locks, "seats/{seat}", wait=5)]) -> bool:
-        return (await store.inspect("seats/42")).token == lease.token == current_token("seats/42")
+        return (await holder(store, "seats/42")).token == lease.token == current_token("seats/42")
 
     async with uvicorn_server(app) as url:
         assert (await send(url)).body == b"true"
-        assert await store.inspect("seats/42") is None
+        assert await holder(store, "seats/42") is None
 
 
 async def test_a_sync_handler_sees_the_token_of_its_lease_in_its_thread(app, locks):
@@ -221,7 +222,7 @@ async def test_what_is_sent_after_the_handler_is_sent_without_the_lock(app, lock
     held = []
 
     async def look():
-        held.append(await store.inspect("seats/42"))
+        held.append(await holder(store, "seats/42"))
 
     async def stream():
         await look()
@@ -299,7 +300,7 @@ async def test_a_websocket_depends_on_tokens_and_leases_as_a_request_does(app, g
 
     async with locks:
         assert await spoken(app) == ([("websocket.close", None)], None)
-        assert (seen, await store.inspect("seats/42")) == ([34, 34, "seats/42", True], None)
+        assert (seen, await holder(store, "seats/42")) == ([34, 34, "seats/42", True], None)
         await guard.raise_to("seats/42", 35)
         assert await spoken(app) == ([("websocket.http.response.start", 409)], None)
 

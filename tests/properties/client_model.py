@@ -2,7 +2,7 @@
 The client against a model of it, with any backend: what is held, by whom, until when, and with which token.
 
 Time stands still between two rules and jumps when the machine says so, in the middle of everything, as in a process
-that did not run. The heartbeat is kept from beating, so that every renewal is one that the model knows of.
+that did not run. The heartbeat keeps no lease, so that every renewal is one that the model knows of.
 """
 
 from __future__ import annotations
@@ -121,9 +121,14 @@ class ClientsAndModel(RuleBasedStateMachine):
     def open(self, client: LockClient) -> None:
         self.runner.run(client.__aenter__())
 
-        async def rest() -> None: ...
+        heartbeat = client._engine._heartbeat
+        send = heartbeat._send
 
-        client._engine._heartbeat._beat = rest
+        def send_for_waiters(_leases, tickets, now) -> None:
+            if tickets:
+                send((), tickets, now)
+
+        heartbeat._send = send_for_waiters
 
     def tenure(self, age: int) -> Tenure:
         tenure = self.tenures[-1 - age % len(self.tenures)]

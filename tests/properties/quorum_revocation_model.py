@@ -1,5 +1,5 @@
 """
-An exhaustive model of a revocation on a quorum: the backend's own `RevocationTally` and `QuorumHold`.
+An exhaustive model of a revocation on a quorum: the backend's own `EndTally` and `QuorumHold`.
 
 The holder has won the lock on a majority; the grant of the third node may come late. It renews, and heals nodes that
 have lost its hold, while operators revoke the grant and holds expire. Checked: once an operator knows that the grant
@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeVar
 from quorum_model import first_violation
 
 from fencing_sdk.abc import Claim
-from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, majority_of
-from fencing_sdk.backends.redis.quorum.operating import RevocationTally
+from fencing_sdk.backends.redis.quorum.ballots import EndTally, QuorumHold, majority_of
 
 CLAIM = Claim("lock", 10.0, owner="holder")
 _NONE = -1
@@ -24,21 +23,20 @@ _NONE = -1
 T = TypeVar("T")
 
 
-class CountsAnyFreeNode(RevocationTally):
+class CountsAnyFreeNode(EndTally):
     """Takes a node that has never shown the grant for one that will not get it."""
 
-    def answer(self, node: int, first: str) -> None:
-        super().answer(node, first)
-        if not first:
-            self._free.add(node)
+    @property
+    def ended(self) -> bool:
+        return len(self.answers) >= self._majority
 
 
-class FirstSomewhere(RevocationTally):
+class FirstSomewhere(EndTally):
     """Takes itself for the first wherever it was the first on some node."""
 
     @property
     def is_the_first(self) -> bool:
-        return self._revocation in self._firsts.values()
+        return self._request in self.answers.values()
 
 
 class Operator(NamedTuple):
@@ -74,7 +72,7 @@ class RevocationModel:
         operators: int = 1,
         heals: int = 2,
         heals_what_was_revoked: bool = False,
-        tally: type[RevocationTally] = RevocationTally,
+        tally: type[EndTally] = EndTally,
     ) -> None:
         self.nodes = range(nodes)
         self.majority = majority_of(nodes)
@@ -99,7 +97,7 @@ class RevocationModel:
         if any(0 <= operator.ended_at < state.succeeded for operator in state.operators):
             return "a round succeeded although the grant had been revoked before it began"
         tallies = [self.tally_of(which, operator) for which, operator in enumerate(state.operators)]
-        if sum(tally.complete and tally.ended and tally.is_the_first for tally in tallies) > 1:
+        if sum(len(tally.answers) == len(self.nodes) and tally.ended and tally.is_the_first for tally in tallies) > 1:
             return "two operators were told that they were the first"
         return None
 
@@ -160,11 +158,11 @@ class RevocationModel:
                 done = state._replace(firsts=_put(state.firsts, node, first), numbers=_put(state.numbers, node, 0))
                 yield self.with_operator(done, which, heard)
 
-    def tally_of(self, which: int, operator: Operator) -> RevocationTally:
+    def tally_of(self, which: int, operator: Operator) -> EndTally:
         tally = self.tally(len(self.nodes), operator.holding, f"operator {which}")
         for node, first in enumerate(operator.heard):
             if first is not None:
-                tally.answer(node, first)
+                tally.answers[node] = first
         return tally
 
     def restore(self, state: State) -> QuorumHold:

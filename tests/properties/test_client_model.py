@@ -12,11 +12,10 @@ from client_model import PATIENCE, Bench, SteppedClock, Store, check
 from hypothesis.errors import FlakyFailure
 from inside import memory_on
 
-from fencing_sdk.abc import Grant, Renewal
+from fencing_sdk.abc import HELD, Place
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.sqlite import SqliteBackend
-from fencing_sdk.backends.sqlite import store as sqlite_store
-from fencing_sdk.errors import StaleTokenError
+from fencing_sdk.errors import BackendRefusedError, StaleTokenError
 
 pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 
@@ -38,12 +37,12 @@ def test_clients_of_sqlite_behave_as_the_model(tmp_path: Path, monkeypatch: pyte
     files = itertools.count()
 
     def make(clock: SteppedClock):
-        monkeypatch.setattr(sqlite_store, "BootClock", lambda: clock)
+        monkeypatch.setattr("fencing_sdk.backends.sqlite.BootClock", lambda: clock)
         file = tmp_path / f"{next(files)}.db"
 
         async def revoke(name: str) -> None:
             with contextlib.closing(sqlite3.connect(file, isolation_level=None, timeout=PATIENCE)) as operator:
-                operator.execute("DELETE FROM fencing_lock WHERE name = ?", (name,))
+                operator.execute("DELETE FROM fencing_line WHERE name = ?", (name,))
 
         return Bench(lambda: SqliteBackend(file, synchronous="normal"), revoke)
 
@@ -53,30 +52,30 @@ def test_clients_of_sqlite_behave_as_the_model(tmp_path: Path, monkeypatch: pyte
 # The model would notice.
 
 
-class RenewsWithoutEffect(MemoryBackend):
-    async def renew(self, claims):
-        return [Renewal.RENEWED for _ in claims]
+class KeepsWithoutEffect(MemoryBackend):
+    async def keep(self, tickets):
+        return [HELD for _ in tickets]
 
 
 class GrantsEverybody(MemoryBackend):
-    async def acquire(self, claim):
-        self._table.revoke(claim.name, self._clock.now())
-        return await super().acquire(claim)
+    async def draw(self, claim, **options):
+        self.take_away(claim.name)
+        return await super().draw(claim, **options)
 
 
 class RepeatsTokens(MemoryBackend):
-    async def acquire(self, claim):
-        outcome = await super().acquire(claim)
-        return Grant(1) if isinstance(outcome, Grant) else outcome
+    async def draw(self, claim, **options):
+        outcome = await super().draw(claim, **options)
+        return outcome._replace(token=1) if isinstance(outcome, Place) and outcome.token is not None else outcome
 
 
 class LosesReleases(MemoryBackend):
-    async def release(self, claim): ...
+    async def give_back(self, claim, **options): ...
 
 
-@pytest.mark.parametrize("broken", [RenewsWithoutEffect, GrantsEverybody, RepeatsTokens, LosesReleases])
+@pytest.mark.parametrize("broken", [KeepsWithoutEffect, GrantsEverybody, RepeatsTokens, LosesReleases])
 def test_a_broken_store_is_noticed(broken: type[MemoryBackend], monkeypatch: pytest.MonkeyPatch):
     """A false alarm does no harm here, so that waiting for a lock that stays held need not take long."""
     monkeypatch.setattr(client_model, "PATIENCE", 1.0)
-    with pytest.raises((AssertionError, StaleTokenError, FlakyFailure)):
+    with pytest.raises((AssertionError, BackendRefusedError, StaleTokenError, FlakyFailure)):
         check(Store(lambda clock: in_memory(clock, broken), examples=100, steps=30), shrink=False)

@@ -14,11 +14,9 @@ from inside import TOKEN_LIMIT
 
 from fencing_sdk._etcd import read_answer
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError
-from fencing_sdk.abc import Grant
+from fencing_sdk.abc import Place
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends.etcd.keys import EtcdKeys
-from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
-from fencing_sdk.errors import BackendError
 
 OWN = b64encode(EtcdKeys("fencing/").own(CLAIM)).decode()
 VALUE = b64encode(b'{"label":null}').decode()
@@ -119,11 +117,11 @@ def test_these_answers_are_not_refused_one_and_all():
     async def story() -> object:
         backend = answered(with_ttl("11"))
         try:
-            return await backend.acquire(CLAIM)
+            return await backend.draw(CLAIM, only_if_it_holds=True)
         finally:
             await backend.aclose()
 
-    assert asyncio.run(story()) == Grant(7, ttl=11.0)
+    assert asyncio.run(story()) == Place(7, None, 7)
 
 
 @checked(200)
@@ -143,33 +141,6 @@ def test_a_long_answer_is_little_work(body: bytes):
         read_answer(body, 200)
 
 
-@checked(150)
-@given(lines=st.lists(st.one_of(FIELDS, st.fixed_dictionaries({"events": JSON | st.lists(JSON, max_size=2)}))))
-def test_whatever_a_watch_tells_the_key_has_gone_or_not_or_it_is_an_error(lines: list[dict[str, object]]):
-    @contextlib.asynccontextmanager
-    async def stream(*_: object):
-        async def heard():
-            for line in lines:
-                yield read_answer(json.dumps(line).encode(), 200)
-
-        try:
-            yield heard()
-        except (RequestFailedError, ValueError) as error:  # as the gateway has it
-            raise BackendError("EtcdBackend", "queue", f"{error}") from error
-
-    backend = from_url("etcd://one")
-    backend._gateway.stream = stream
-
-    async def story() -> None:
-        try:
-            with contextlib.suppress(BackendError):
-                assert await backend._waiters._changed({"key": "aw==", "start_revision": "7"}) in {True, False}
-        finally:
-            await backend.aclose()
-
-    asyncio.run(story())
-
-
 EVENTS = st.fixed_dictionaries(
     {},
     optional={
@@ -181,43 +152,48 @@ EVENTS = st.fixed_dictionaries(
     },
 )
 TOLD = st.fixed_dictionaries(
-    {},
+    {"watch_id": st.just("1")},
     optional={
         "events": st.lists(EVENTS | JSON, max_size=3) | JSON,
         "canceled": st.just(value=False) | JSON,
-        "watch_id": NUMBERS,
     },
 )
 
 
 @checked(300)
-@given(fields=TOLD)
-@example(fields={"events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}]})
-@example(fields={"events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}, 5]})
-def test_a_lease_ends_by_nothing_but_a_deletion_of_its_key_that_is_understood(fields: dict[str, object]):
+@given(fields=TOLD | FIELDS)
+@example(fields={"watch_id": "1", "events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}]})
+@example(fields={"watch_id": "1", "events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}, 5]})
+@example(fields={"watch_id": "1", "events": [{"type": [], "kv": {"key": OWN}}]})
+def test_a_watch_reports_nothing_but_what_it_understands(fields: dict[str, object]):
+    backend, changes = from_url("etcd://one"), []
+
     async def story() -> None:
-        backend, lost, key = from_url("etcd://one"), [], EtcdKeys("fencing/").own(CLAIM)
-        backend.on_loss(lambda claim, *_: lost.append(claim))
-        lease = backend._leases._leases[1] = SharedLease(1, 1, 0.0)
-        backend._leases.remember(lease, HeldKey(key, 1.0, 2, 2, 0.0, 2))
-        backend._losses._held[key] = CLAIM
-
-        async def no_reasons(_claims: object) -> list[str | None]:
-            return [None]
-
-        backend._losses._reasons = no_reasons
+        backend._gateway.stream = nothing
+        backend._watches.add(EtcdKeys("fencing/").own(CLAIM), 2, changes.append)
         try:
-            backend._losses._on_answer(fields)
-            events = fields.get("events") or []
+            backend._watches._take(fields)
         except UnreadableAnswerError:
-            events = []
-        for _ in range(5):
-            await asyncio.sleep(0)  # the clients are told after a look for the operator's reason
-        assert len(lost) == any(_is_own_end(event) for event in events) * (fields.get("canceled") is not True)
+            ended = False
+        else:
+            ended = fields.get("canceled") is True or any(map(_is_own_end, fields.get("events") or []))
+        assert changes in ([], [[]])
+        if fields.get("watch_id") == "1":
+            assert bool(changes) == ended
+        await backend.aclose()
 
     with asyncio.Runner() as runner:
         runner.run(story())
 
 
+@contextlib.asynccontextmanager
+async def nothing(*_: object):
+    async def silent():
+        await asyncio.Event().wait()
+        yield {}
+
+    yield silent()
+
+
 def _is_own_end(event: dict[str, dict[str, str]]) -> bool:
-    return event.get("type") == "DELETE" and event["kv"]["key"] == OWN and int(event["kv"]["mod_revision"]) > 2
+    return event.get("type") == "DELETE" and int(event["kv"]["mod_revision"]) > 2

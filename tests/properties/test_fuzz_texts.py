@@ -117,7 +117,7 @@ def opened(url: str) -> str:
         backend = from_url(url)
     except ConfigurationError as error:
         return f"{error} {error.__cause__}"
-    assert callable(backend.acquire)
+    assert callable(backend.draw)
     return ""
 
 

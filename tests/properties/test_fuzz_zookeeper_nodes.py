@@ -11,36 +11,53 @@ import pytest
 from contract_checks import CLAIM, JSON, ask_everything
 from fuzzing import SEED_SIZE, checked, little_work, long_ones, pieces
 from hypothesis import example, given
-from inside import TOKEN_LIMIT, holder_of
+from inside import TOKEN_LIMIT
 
-from fencing_sdk.abc import Grant
+from fencing_sdk.abc import Place
 from fencing_sdk.backends import from_url
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import CLASSES
 from fencing_sdk.backends.zookeeper.driver import NodeEnds
-from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_holder, read_token, rewritten
+from fencing_sdk.backends.zookeeper.nodes import in_line, mark_of, read_facts, read_record, written
 
 SESSION = 7
-OWN = f"{mark_of(CLAIM.owner)}-{SESSION:x}-0000000003"
+OWN = f"lock-{mark_of(CLAIM.owner)}-{SESSION:x}-0000000003"
 NAMES = st.one_of(
     st.sampled_from(
         [
             OWN,
             OWN.replace("-7-", "-8-"),
-            f"{'a' * 32}-9-0000000001",
-            f"{'a' * 32}-7-0000000009",
-            f"{'b' * 32}-9--2147483648",
+            f"reader-{'a' * 32}-9-0000000001",
+            f"permit-2-{'a' * 32}-7-0000000009",
+            f"writer-{'b' * 32}-9--2147483648",
         ]
     ),
-    pieces("a" * 32, mark_of(CLAIM.owner), "-", "--", "0000000001", "9" * 9, "7", "\u0663", "\n", most=6),
+    pieces(
+        "lock-",
+        "permit-",
+        "a" * 32,
+        mark_of(CLAIM.owner),
+        "-",
+        "--",
+        "0000000001",
+        "9" * 9,
+        "7",
+        "\u0663",
+        "\n",
+        most=6,
+    ),
 )
 DATA = st.one_of(
     st.fixed_dictionaries(
         {},
         optional={
             "ttl": st.floats() | st.integers() | JSON,
-            "token": st.integers(-1, 9) | st.just(TOKEN_LIMIT) | JSON,
+            "number": st.integers(-1, 9) | st.just(TOKEN_LIMIT) | JSON,
             "label": st.text(max_size=3) | JSON,
+            "token": st.integers(-1, 9) | JSON,
+            "last": st.integers(-1, 9) | JSON,
+            "permits": st.lists(st.tuples(st.integers(-1, 9), st.integers(-1, 3)) | JSON, max_size=3) | JSON,
+            "ended": st.lists(st.lists(st.sampled_from(["why", mark_of(CLAIM.owner)]) | JSON), max_size=3) | JSON,
         },
     ).map(lambda fields: json.dumps(fields).encode()),
     st.binary(max_size=20),
@@ -56,7 +73,7 @@ ERRORS = st.sampled_from([kind for kind, _ in CLASSES] + [driver.NoNodeError, dr
 
 @checked(200)
 @given(names=st.lists(NAMES, max_size=6), transactions=st.lists(st.none() | st.integers(1, 9), min_size=6, max_size=6))
-@example(names=[f"{'b' * 32}-9--2147483648", f"{'a' * 32}-9-2147483647", OWN], transactions=[9, 8, None] * 2)
+@example(names=[f"lock-{'b' * 32}-9--2147483648", f"lock-{'a' * 32}-9-2147483647", OWN], transactions=[9, 8, None] * 2)
 def test_a_line_is_what_looks_like_our_nodes_however_they_are_listed(names: list[str], transactions: list[int | None]):
     created = {name: born for name, born in zip(names, transactions, strict=False) if born is not None}
     line = in_line(names, created)
@@ -69,38 +86,42 @@ def test_a_line_is_what_looks_like_our_nodes_however_they_are_listed(names: list
 
 def place(name: str, created: dict[str, int]) -> int:
     """The number at the end of *name*; behind all of those, by creation, what has the last number or a negative one."""
-    number = int(name[re.search("-[0-9a-f]+-", name[32:]).end() + 32 :])
+    number = int(re.search("-[0-9a-f]{32}-[0-9a-f]+-(.*)", name)[1])
     return 2**31 + created[name] if number < 0 or number == 2**31 - 1 else number
 
 
 @checked(200)
-@given(data=DATA, stat=STATS, left=st.none() | st.floats(0, 100))
-@example(data=b'{"ttl": 1e999}', stat=SimpleNamespace(czxid=5), left=None)
-@example(data=b'{"token": 1' + b"0" * 400 + b"}", stat=SimpleNamespace(czxid=5), left=None)
-@example(data=b'{"token": ' + b"1" * 5000 + b"}", stat=SimpleNamespace(czxid=5), left=None)
-@example(data=b'{"ttl": 1' + b"0" * 400 + b"}", stat=SimpleNamespace(czxid=5), left=None)
-def test_any_data_is_a_holder_with_a_token_that_the_node_may_have(data: bytes, stat, left: float | None):
-    token = read_token(data, stat)
-    assert 0 <= token <= stat.czxid
-    (node,) = in_line([OWN])
-    holder = read_holder("a", node, data, stat, left)
-    assert (holder.token, holder.id) == (token, holder_of(CLAIM.owner))
-    assert 0 <= holder.remaining < float("inf")
-    assert holder.label is None or isinstance(holder.label, str)
-    if token < stat.czxid:
-        assert read_token(rewritten(data, CLAIM, token), stat) == token
+@given(data=DATA, stat=STATS)
+@example(data=b'{"ttl": 1e999}', stat=SimpleNamespace(czxid=5))
+@example(data=b'{"number": 1' + b"0" * 400 + b"}", stat=SimpleNamespace(czxid=5))
+@example(data=b'{"number": ' + b"1" * 5000 + b"}", stat=SimpleNamespace(czxid=5))
+@example(data=b'{"ttl": 1' + b"0" * 400 + b"}", stat=SimpleNamespace(czxid=5))
+def test_any_data_is_a_ticket_with_a_number_that_the_node_may_have(data: bytes, stat):
+    facts = read_facts(data, stat)
+    assert 0 <= facts.number <= stat.czxid
+    assert 0 <= facts.ttl < float("inf")
+    assert facts.label is None or isinstance(facts.label, str)
+    if facts.number < stat.czxid:
+        assert read_facts(written(facts.ttl, facts.label, facts.number), stat).number == facts.number
+
+
+@checked(200)
+@given(data=DATA)
+def test_any_data_of_a_folder_is_a_record_that_can_be_written_again(data: bytes):
+    record = read_record(data)
+    assert read_record(record.written()) == record
 
 
 @pytest.mark.parametrize("name", long_ones("a", "-", "0", "a-"), ids=lambda name: name[:4])
 def test_a_long_name_is_little_work(name: str):
     with little_work():
-        assert in_line([name, OWN, OWN[:33] + name]) == in_line([OWN])
+        assert in_line([name, OWN, OWN[:38] + name]) == in_line([OWN])
 
 
 def test_long_data_is_little_work():
-    for data in (b"[" * SEED_SIZE, b'{"token":' * (SEED_SIZE // 9), b'{"token":' + b"1" * SEED_SIZE + b"}"):
+    for data in (b"[" * SEED_SIZE, b'{"number":' * (SEED_SIZE // 10), b'{"number":' + b"1" * SEED_SIZE + b"}"):
         with little_work():
-            assert read_token(data, SimpleNamespace(czxid=5)) == 5
+            assert read_facts(data, SimpleNamespace(czxid=5)).number == 5
 
 
 class Answering:
@@ -186,16 +207,16 @@ def test_these_answers_are_not_refused_one_and_all():
     """What is fuzzed above gets as far as a grant, and an error of the driver as far as one of ours."""
     right = {
         "Create2": [(f"/fencing/a/{OWN}", SimpleNamespace(czxid=5, ephemeralOwner=SESSION))],
-        "GetChildren2": [([OWN, "not ours"], SimpleNamespace(dataLength=0))],
+        "GetChildren2": [([OWN, "not ours"], SimpleNamespace(dataLength=0, version=0))],
     }
 
     async def story() -> object:
         backend = answered(right)
         try:
-            return await backend.acquire(CLAIM)
+            return await backend.draw(CLAIM)
         finally:
-            await backend.release(CLAIM)
+            await backend.give_back(CLAIM)
             await backend.aclose()
 
-    assert asyncio.run(story()) == Grant(5)
+    assert asyncio.run(story()) == Place(5, None, 5)
     assert NoConnectionError in dict(CLASSES)

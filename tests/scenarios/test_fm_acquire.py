@@ -8,7 +8,8 @@ import anyio
 import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend
-from inside import LONGEST_PAUSE, state_of
+from inside import state_of
+from looking import holder
 from patience import until
 
 from fencing_sdk import (
@@ -32,17 +33,18 @@ class SlowAnswers(LedgerBackend):
         super().__init__()
         self.before, self.after, self.delay = before, after, delay
 
-    async def acquire(self, claim):
+    async def draw(self, claim, *, only_if_it_holds=False):
         await ticks(self.before)
-        answer = await super().acquire(claim)
+        answer = await super().draw(claim, only_if_it_holds=only_if_it_holds)
         await ticks(self.after)
         await asyncio.sleep(self.delay)
         return answer
 
-    async def release(self, claim):
+    async def give_back(self, claim, *, after=0.0):
         await ticks(self.before)
-        await super().release(claim)
+        gone = await super().give_back(claim, after=after)
         await ticks(self.after)
+        return gone
 
 
 @asynccontextmanager
@@ -212,9 +214,9 @@ async def test_mode_12_a_lost_answer_does_not_prolong_what_the_holder_believes()
         assert state_of(lease).deadline == deadline
         assert await asyncio.wait_for(lease.wait_lost(), 20) in ENDED_BY_TIME
         assert CLOCK.now() >= deadline
-        holder = await store.inspect("seats/42")
-        assert holder is not None
-        assert holder.id == lease.holder
+        found = await holder(store, "seats/42")
+        assert found is not None
+        assert found.id == lease.holder
         await lease.release()
     assert not log.of(Renewed)
 
@@ -241,7 +243,7 @@ async def test_mode_12_a_renewal_never_creates():
     async with LockClient(store) as locks:
         with pytest.raises(LeaseLostError) as lost:
             async with locks.lock("seats/42", ttl=5, heartbeat_interval=0.2) as lease, asyncio.timeout(20):
-                await store.release(state_of(lease).claim)
+                await store.give_back(state_of(lease).claim)
                 await asyncio.Event().wait()
         assert lost.value.reason is LossReason.REFUSED
     assert len(store.of("acquire")) == 1
@@ -262,7 +264,7 @@ async def test_mode_12_a_release_whose_answer_was_lost_is_repeated_without_harm(
         heir = await asyncio.wait_for(waiting, 20)
         assert log.of(Released)[0].confirmed
         assert link.calls.count(("release", ("seats/42",))) == 4
-        assert heir.token == (await store.inspect("seats/42")).token
+        assert heir.token == (await holder(store, "seats/42")).token
         await heir.release()
     assert store.tidy
 
@@ -297,10 +299,10 @@ async def test_mode_13_a_long_line_is_served_in_order_though_a_third_of_it_leave
         for number in range(WAITERS):
             line.append(asyncio.create_task(stand(number)))
             await ticks(1)
-        await until(lambda: len(store._waiters) == WAITERS)
+        await until(lambda: store.waiting("seats/42") == WAITERS)
         for waiter in line[::3]:
             waiter.cancel()
-        await until(lambda: len(store._waiters) == WAITERS - len(line[::3]))
+        await until(lambda: store.waiting("seats/42") == WAITERS - len(line[::3]))
         asked, began = len(store.entries), CLOCK.now()
         await holder.release()
         async with asyncio.timeout(20):
@@ -313,20 +315,17 @@ async def test_mode_13_a_long_line_is_served_in_order_though_a_third_of_it_leave
     assert store.tidy
 
 
-async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes_it_on(monkeypatch):
+async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes_it_on():
     """13: woken and cancelled in the same turn of the loop; the next one does not wait for a poll."""
-    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_POLL", 60.0)
-    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 240.0)
-    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     store = LedgerBackend()
     async with LockClient(store) as locks:
         lock = locks.lock("seats/42", ttl=240)
         for turn in range(15):
             holder = await lock.acquire()
             first, second = asyncio.create_task(lock.acquire()), None
-            await until(lambda: len(store._waiters) == 1)
+            await until(lambda: store.waiting("seats/42") == 1)
             second = asyncio.create_task(lock.acquire())
-            await until(lambda: len(store._waiters) == 2)
+            await until(lambda: store.waiting("seats/42") == 2)
             releasing = asyncio.create_task(holder.release())
             await ticks(turn)
             first.cancel()
@@ -340,16 +339,15 @@ async def test_mode_13_the_head_of_the_line_that_is_cancelled_at_its_turn_passes
 
 async def test_mode_13_a_waiter_that_died_in_line_holds_up_nobody_for_long(monkeypatch):
     """13: an entry without a process behind it ends by itself."""
-    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_POLL", 0.1)
-    monkeypatch.setattr("fencing_sdk.backends._shared.rules.LINE_TTL", 0.3)
+    monkeypatch.setattr("fencing_sdk.abc.line.WAITER_TTL", 0.3)
     store = LedgerBackend()
     async with LockClient(store) as locks:
         lock = locks.lock("seats/42", ttl=20)
         holder = await lock.acquire()
         for number in range(5):
-            store._table.join(Claim("seats/42", 20, owner=f"dead-{number}"), CLOCK.now())
+            await store.draw(Claim("seats/42", 20, owner=f"dead-{number}"))
         alive = asyncio.create_task(lock.acquire())
-        await until(lambda: store._waiters)
+        await until(lambda: store.waiting("seats/42"))
         await holder.release()
         began = CLOCK.now()
         lease = await asyncio.wait_for(alive, 10)
@@ -360,7 +358,7 @@ async def test_mode_13_a_waiter_that_died_in_line_holds_up_nobody_for_long(monke
 
 async def test_mode_13_waiters_that_cannot_be_woken_neither_herd_nor_spin():
     """13: without notifications they poll with growing random pauses, and all of them are served."""
-    link = FaultyBackend(LedgerBackend())
+    link = FaultyBackend(LedgerBackend(), bells=False)
     served = []
     async with LockClient(link) as locks:
         lock = locks.lock("seats/42", ttl=30)
@@ -398,6 +396,6 @@ async def test_mode_13_patience_ends_in_an_error_and_in_no_entry():
 
             errors = await asyncio.gather(*(wait() for _ in range(20)))
             assert all(0.2 <= error.waited < 5 for error in errors)
-            await until(lambda: not store._waiters)
+            await until(lambda: not store.waiting("seats/42"))
         assert len(log.of(Acquired)) == 1
     assert store.tidy

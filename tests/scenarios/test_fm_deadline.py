@@ -29,7 +29,7 @@ from fencing_sdk import (
 )
 from fencing_sdk._engine.heartbeat import Heartbeat, Schedule
 from fencing_sdk._values.timing import DRIFT, MAX_TTL, MIN_TTL, Timing
-from fencing_sdk.abc import Renewal
+from fencing_sdk.abc import HELD
 from fencing_sdk.events import Lost, RenewalFailed, RenewalLate, Renewed
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
@@ -123,7 +123,7 @@ class DeafBackend(LedgerBackend):
         self.unanswered = 0
         self.cancelled = 0
 
-    async def renew(self, claims):
+    async def keep(self, tickets):
         if self.deaf:
             self.unanswered += 1
             while not self.hears.is_set():
@@ -131,7 +131,7 @@ class DeafBackend(LedgerBackend):
                     await self.hears.wait()
                 except asyncio.CancelledError:
                     self.cancelled += 1
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
 
 @pytest.fixture
@@ -209,11 +209,11 @@ async def test_mode_03_a_cancellation_that_leaks_out_of_a_driver_is_no_answer_ei
     class Leaking(LedgerBackend):
         leaks = 2
 
-        async def renew(self, claims):
+        async def keep(self, tickets):
             if self.leaks:
                 self.leaks -= 1
                 raise asyncio.CancelledError
-            return await super().renew(claims)
+            return await super().keep(tickets)
 
     log = Log()
     async with LockClient(Leaking(), observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
@@ -222,18 +222,18 @@ async def test_mode_03_a_cancellation_that_leaks_out_of_a_driver_is_no_answer_ei
     assert len(log.of(RenewalFailed)) == 2
 
 
-@pytest.mark.parametrize("answer", [[], [Renewal.RENEWED, Renewal.RENEWED], None, 7], ids=repr)
+@pytest.mark.parametrize("answer", [[], [HELD, HELD], None, 7], ids=repr)
 async def test_mode_03_an_answer_of_the_wrong_shape_is_no_answer(answer):
     """3: not one outcome per claim proves nothing; it is tried again until the deadline."""
 
     class Garbled(LedgerBackend):
         garbled = 2
 
-        async def renew(self, claims):
+        async def keep(self, tickets):
             if self.garbled:
                 self.garbled -= 1
                 return answer
-            return await super().renew(claims)
+            return await super().keep(tickets)
 
     log = Log()
     async with LockClient(Garbled(), observers=[log]) as locks, locks.lock("seats/42", **KEPT) as lease:
@@ -246,11 +246,11 @@ async def test_mode_03_one_bad_claim_does_not_stop_the_others():
     """3: a claim whose shard is down ends alone, at its deadline; the rest of its batch goes on."""
 
     class Sharded(LedgerBackend):
-        async def renew(self, claims):
-            answers = await super().renew(claims)
+        async def keep(self, tickets):
+            answers = await super().keep(tickets)
             return [
-                Renewal.UNKNOWN if claim.name == "shard-down" else answer
-                for claim, answer in zip(claims, answers, strict=True)
+                None if claim.name == "shard-down" else answer
+                for (claim, _), answer in zip(tickets, answers, strict=True)
             ]
 
     async with LockClient(Sharded()) as locks:
@@ -270,10 +270,10 @@ async def test_mode_03_a_failing_chunk_does_not_stop_the_next_one(monkeypatch):
     monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 2)
 
     class HalfDead(LedgerBackend):
-        async def renew(self, claims):
-            if any(claim.name == "dead" for claim in claims):
+        async def keep(self, tickets):
+            if any(claim.name == "dead" for claim, _ in tickets):
                 raise ConnectionResetError
-            return await super().renew(claims)
+            return await super().keep(tickets)
 
     async with LockClient(HalfDead()) as locks:
         terms = {name: KEPT | {"ttl": TTL} for name in ("dead", "x")} | dict.fromkeys("cde", KEPT)
@@ -487,8 +487,8 @@ async def test_mode_14_a_grant_that_slept_on_its_way_is_not_used():
     clock = SuspendedClock()
 
     class Asleep(LedgerBackend):
-        async def acquire(self, claim):
-            answer = await super().acquire(claim)
+        async def draw(self, claim, **options):
+            answer = await super().draw(claim, **options)
             if len(self.entries) == 1:
                 clock.slept += 8.5
             return answer

@@ -10,6 +10,7 @@ import pytest
 from event_log import CLOCK, ENDED_BY_TIME, Log, ticks
 from failing_store import LedgerBackend, Tracks
 from inside import AnyLease
+from looking import holder
 from patience import until
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, current_lease, sync
@@ -167,10 +168,10 @@ class SlowRenewals(LedgerBackend):
         self.answer = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def renew(self, claims):
+    async def keep(self, tickets):
         self.arrived.set()
         await self.apply.wait()
-        answers = await super().renew(claims)
+        answers = await super().keep(tickets)
         await self.answer.wait()
         if self.failure is not None:
             raise self.failure
@@ -192,7 +193,7 @@ async def test_mode_07_a_renewal_under_way_at_the_release_changes_nothing(applie
             await store.arrived.wait()
             if applied == "before the release":
                 store.apply.set()
-        assert await store.inspect("seats/42") is None
+        assert await holder(store, "seats/42") is None
         heard = len(log.events)
         store.apply.set()
         store.answer.set()
@@ -229,11 +230,11 @@ async def test_mode_07_a_renewal_that_straggles_past_the_release_revives_nothing
         await log.seen(RenewalFailed)
         await lease.release()
         heir = await others.lock("seats/42", ttl=30).acquire()
-        before = (await store.inspect("seats/42")).remaining
+        before = (await holder(store, "seats/42")).remaining
         await link.delivered()
-        holder = await store.inspect("seats/42")
-        assert holder.token == heir.token
-        assert holder.remaining <= before
+        found = await holder(store, "seats/42")
+        assert found.token == heir.token
+        assert found.remaining <= before
         await heir.release()
     assert kinds(log.events)[-1] == "released"
     assert store.tidy
@@ -306,13 +307,13 @@ async def test_mode_08_two_tasks_that_share_a_lock_object_never_release_each_oth
 
         first = asyncio.create_task(overstay())
         await until(lambda: ("renew", ("seats/42",)) in link.calls)
-        await until(lambda: not store._table.inspect("seats/42", CLOCK.now()))
+        await until(lambda: not store._lines.tickets("seats/42"))
         link.heal()
         async with shared as lease:
             second_is_in.set()
             await first_is_out.wait()
             assert await first in ENDED_BY_TIME
-            assert (await store.inspect("seats/42")).id == lease.holder
+            assert (await holder(store, "seats/42")).id == lease.holder
             with suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await tracks.walk(lease)
@@ -367,7 +368,7 @@ async def test_mode_08_many_overlapping_entries_keep_their_leases_apart():
 def vanish(store: MemoryBackend, *leases: AnyLease) -> None:
     """End the grants in the store, as a server does that loses its data."""
     for lease in leases:
-        assert store._table.release(Claim(lease.name, 1.0, lease.owner), CLOCK.now()) is None
+        assert store._lines.give_back(Claim(lease.name, 1.0, lease.owner)) is None
 
 
 BLOCKS = {

@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from event_log import CLOCK, Log, ticks
+from event_log import Log, ticks
 from failing_store import LedgerBackend
 from inside import state_of
 from patience import until
@@ -18,7 +18,7 @@ from fencing_sdk import (
     Token,
     current_token,
 )
-from fencing_sdk.abc import Grant
+from fencing_sdk.abc import Place
 from fencing_sdk.events import FenceRaised, StaleRejected
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
@@ -34,9 +34,9 @@ async def test_mode_09_tokens_grow_over_release_expiry_and_revocation():
             if number % 3 == 0:
                 store.take_away("seats/42")
             elif number == 1:
-                await store.renew([state_of(lease).claim])
+                await store.keep([(state_of(lease).claim, 0)])
                 locks._engine._heartbeat.forget(lease.owner)  # as if its process had died
-                await until(lambda: store._table.inspect("seats/42", CLOCK.now()) is None)
+                await until(lambda: not store._lines.tickets("seats/42"))
             await lease.release()
     tokens = [entry.token for entry in store.of("acquire")]
     assert len(tokens) == 12
@@ -75,15 +75,15 @@ class UnevenStore(LedgerBackend):
         super().__init__()
         self.random = random.Random(7)
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         await ticks(self.random.randrange(6))
-        answer = await super().acquire(claim)
+        answer = await super().draw(claim, **options)
         await asyncio.sleep(self.random.choice([0, 0.002, 0.01]))
         return answer
 
-    async def release(self, claim):
+    async def give_back(self, claim, **options):
         await ticks(self.random.randrange(6))
-        await super().release(claim)
+        await super().give_back(claim, **options)
         await ticks(self.random.randrange(6))
 
 
@@ -172,9 +172,9 @@ async def test_mode_11_a_holder_that_the_resource_refuses_does_not_hold():
     """11: a store that lost its counter grants a token below the fence; no work begins, and the lock is released."""
 
     class Restarted(LedgerBackend):
-        async def acquire(self, claim):
-            answer = await super().acquire(claim)
-            return Grant(5) if isinstance(answer, Grant) else answer
+        async def draw(self, claim, **options):
+            answer = await super().draw(claim, **options)
+            return answer._replace(token=5) if isinstance(answer, Place) else answer
 
     store = Restarted()
     seats = MemoryGuard()
@@ -192,9 +192,9 @@ async def test_mode_11_two_holders_of_one_number_are_told_apart():
     """11: a broken token source gives one number twice; the second holder is refused, loudly."""
 
     class Broken(LedgerBackend):
-        async def acquire(self, claim):
-            answer = await super().acquire(claim)
-            return Grant(7) if isinstance(answer, Grant) else answer
+        async def draw(self, claim, **options):
+            answer = await super().draw(claim, **options)
+            return answer._replace(token=7) if isinstance(answer, Place) else answer
 
     seats = MemoryGuard()
     log = Log()

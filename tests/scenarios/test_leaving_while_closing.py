@@ -27,9 +27,6 @@ from zookeeper_server import fresh_root
 
 from fencing_sdk import Lease, LockClient, LossReason, connect
 from fencing_sdk._engine import engine, releases
-from fencing_sdk.backends import etcd
-from fencing_sdk.backends._shared import waiters
-from fencing_sdk.backends.zookeeper import ends
 
 pytest_plugins = [
     "etcd_fixtures",
@@ -44,7 +41,7 @@ TTL = 30.0
 SLOW = 0.05
 """Seconds that a message takes in each direction."""
 SOON = 2.5
-"""Seconds in which a free lock is granted; a waiter that left a line without a word blocks it for 3 at least."""
+"""Seconds in which a free lock is granted; a waiter that left a line without a word blocks it for 5."""
 
 
 @dataclass
@@ -146,9 +143,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up nothing that a slow machine would still do: the limits of a closing are for a store that is gone."""
     monkeypatch.setattr(engine, "_CALL_LIMIT", 20.0)
     monkeypatch.setattr(releases, "RELEASE_LIMIT", 15.0)
-    monkeypatch.setattr(waiters, "LEAVING", 15.0)
-    monkeypatch.setattr(etcd, "LEAVING", 15.0)
-    monkeypatch.setattr(ends, "_LAST_DELETIONS", 15.0)
 
 
 @pytest.fixture(params=_named(STORES))

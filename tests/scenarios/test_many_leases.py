@@ -2,14 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 
 from inside import LoopClock, on_clock, state_of
 from virtual_time import in_virtual_time
 
 from fencing_sdk import LockClient
 from fencing_sdk._engine.heartbeat import BATCH
-from fencing_sdk.abc import Claim, Renewal
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Lost
 
@@ -20,18 +18,18 @@ INTERVALS = 3
 
 
 class CountingBackend(MemoryBackend):
-    """Counts calls of `renew`, and the claims in them."""
+    """Counts calls of `keep`, and the tickets in them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._clock = LoopClock()
+        self._lines.clock = LoopClock()
         self.sizes: list[int] = []
         self.most_tasks = 0
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
-        self.sizes.append(len(claims))
+    async def keep(self, tickets):
+        self.sizes.append(len(tickets))
         self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
 
 @in_virtual_time
@@ -64,5 +62,5 @@ async def test_ten_thousand_leases_cost_one_task_and_a_few_calls_and_none_is_los
         assert store.most_tasks <= idle + 2 * full + 4, "a task for each call under way, none for a lease"
 
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert len(store._table) == 0
+        assert not store._lines._lines
     assert not lost

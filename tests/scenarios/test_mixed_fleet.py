@@ -16,6 +16,7 @@ import sqlalchemy.event
 from both_worlds import Waiting, at_once, bare, comes, in_the_loop
 from both_worlds import beside as meanwhile
 from event_log import ENDED_BY_TIME, Log
+from looking import holder
 from old_locks_stage import STAGES, OnShedLock
 from patience import until, wait_until
 from redis.asyncio.retry import Retry
@@ -713,7 +714,7 @@ def test_ours_is_released_after_the_old_lock_however_the_lease_ends(run, end):
 
     async def releasing():
         for _ in range(2):
-            seen.append(await backend.inspect("report") is not None)
+            seen.append(await holder(backend, "report") is not None)
             await asyncio.sleep(0.2)
 
     async def scenario(locks, both):

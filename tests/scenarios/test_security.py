@@ -68,10 +68,10 @@ class VaultBackend(FaultyBackend):
         self.claims: dict[str, Claim] = {}
         self.acquiring = asyncio.Event()
 
-    async def acquire(self, claim: Claim) -> Any:
+    async def draw(self, claim, **options):
         self.claims[claim.owner] = claim
         self.acquiring.set()
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
     def on_loss(self, notice: Any) -> Any:
         return self.store.on_loss(notice)
@@ -242,7 +242,7 @@ async def live_through_everything(locks: LockClient, backend: VaultBackend, read
 
     with reader.catch(LeaseLostError):
         async with locks.lock("seats/2", **quick) as lease:
-            await backend.store.release(state_of(lease).claim)  # behind our back
+            await backend.store.give_back(state_of(lease).claim)  # behind our back
             await asyncio.sleep(10)
     with reader.catch(LeaseLostError):
         lease.check()

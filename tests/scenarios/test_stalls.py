@@ -150,7 +150,7 @@ async def test_a_lease_that_ends_for_another_reason_is_logged_without_a_stack(ca
     store = MemoryBackend()
     async with LockClient(store) as locks:
         lease = await locks.lock("a", ttl=60).acquire()
-        await store.release(state_of(lease).claim)
+        await store.give_back(state_of(lease).claim)
         with pytest.raises(LeaseLostError):
             await lease.renew()
         await asyncio.sleep(0.05)

@@ -70,7 +70,7 @@ async def test_the_plain_thread_of_sqlite_ends_with_the_client_and_with_its_inte
     monkeypatch.setattr(threading, "Thread", PlainThread)
     backend = SqliteBackend(str(tmp_path / "locks.db"))
     for end in (backend.aclose, None):
-        await backend.inspect("a")
+        await backend.tickets(["a"])
         (thread,) = [one for one in of_sqlite() if one not in others]
         assert not thread.daemon
         if end is None:

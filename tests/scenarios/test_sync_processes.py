@@ -1,6 +1,7 @@
 """What a process is made of does not disturb its locks: forks and spawns, signals, exits, and patched threads."""
 
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -345,7 +346,8 @@ with connect({url!r}).lock("a", ttl=300):
 
 def waiters(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "locks.db", timeout=LIMIT)) as database:
-        return database.execute("SELECT owner FROM fencing_waiter").fetchall()
+        rows = database.execute("SELECT line FROM fencing_line").fetchall()
+    return [ticket for (line,) in rows for *ticket, token, _, _ in json.loads(line)[1] if token is None]
 
 
 @pytest.mark.parametrize(

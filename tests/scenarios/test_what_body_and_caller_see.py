@@ -15,6 +15,7 @@ import time
 import anyio
 import pytest
 from inside import state_of
+from looking import holder
 
 from fencing_sdk import LeaseLostError, LossReason, UsageError, current_lease, current_token
 from fencing_sdk.abc import Claim
@@ -68,12 +69,12 @@ async def test_an_error_of_the_body_leaves_as_the_same_object(stage, error):
 
 
 async def vanish(stage, lease):
-    await stage.store.release(state_of(lease).claim)
+    await stage.store.give_back(state_of(lease).claim)
 
 
 async def pass_on(stage, lease):
     await vanish(stage, lease)
-    await stage.store.acquire(Claim("a", 60.0, owner="rival"))
+    await stage.store.draw(Claim("a", 60.0, owner="rival"))
 
 
 async def revoke(stage, lease):
@@ -112,8 +113,8 @@ async def test_a_lost_lease_cancels_the_body_and_leaves_as_a_bare_error(stage, r
     assert seen.leases == ()
     assert seen.held == (("a",) if reason is LossReason.TAKEN_OVER else ())
     if seen.held:
-        holder = await stage.store.inspect("a")
-        assert holder.token == 2  # the rival's grant was not touched by our leaving
+        rival = await holder(stage.store, "a")
+        assert rival.token == 2  # the rival's grant was not touched by our leaving
 
 
 async def test_closing_the_client_ends_the_work_under_its_leases(stage):
@@ -282,7 +283,7 @@ def both_in_one_turn(stage, timeout, *, loss_first):
     due = loop.time() + 0.01
     # The earlier timer is set first: uvloop counts the delay of each from the moment at which it is set.
     if loss_first:
-        loop.call_at(due - 0.005, stage.revoke)
+        loop.call_at(due - 0.005, stage.revoke_and_ring)
     timeout.reschedule(due)
     if not loss_first:
         loop.call_at(due + 0.005, stage.revoke)
@@ -721,7 +722,7 @@ async def test_a_task_that_did_not_enter_cannot_leave_while_two_tasks_are_inside
 
     users, leases = [], []
     for _ in range(2):
-        stage.revoke()
+        stage.revoke_and_ring()
         inside = asyncio.get_running_loop().create_future()
         users.append(asyncio.ensure_future(stage.watch(lambda inside=inside: user(inside))))
         leases.append(await inside)

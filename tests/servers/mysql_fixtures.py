@@ -109,7 +109,7 @@ def patient_mysql(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         driver, "_SETTINGS", patient.replace("lock_wait_timeout = 4", f"lock_wait_timeout = {PATIENCE:.0f}")
     )
-    monkeypatch.setattr("fencing_sdk.backends.mysql.store._ROW_PATIENCE", PATIENCE)
+    monkeypatch.setattr("fencing_sdk.backends.mysql._ROW_PATIENCE", PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ class MysqlLink(Link):
 
 class MysqlProxy(FaultProxy):
     """
-    What `FaultProxy` is for Redis: ``lose_replies(of="INSERT INTO fencing_waiter")``, ``cut()``, ``blackhole()``.
+    What `FaultProxy` is for Redis: ``lose_replies(of="INSERT INTO fencing_ticket")``, ``cut()``, ``blackhole()``.
 
     *of* is looked for in the text, which may have several statements. `requests` has ``(b"COM_QUERY", text)`` for each.
     The reply to a text is delivered whole, or not at all. Nothing is seen through TLS.

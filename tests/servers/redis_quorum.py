@@ -11,8 +11,6 @@ from fault_proxy import FaultProxy
 from local_ports import HOST
 from redis_server import RedisServer, Setting
 
-from fencing_sdk.backends.redis.quorum import from_url
-
 
 class Quorum:
     """``with Quorum(5, appendonly=True, appendfsync="always") as quorum``: settings go to every node."""
@@ -56,6 +54,8 @@ class Quorum:
 
     async def init(self) -> str:
         """Found the quorum, or let forgetful nodes vote again, as ``fencing init`` does."""
+        from fencing_sdk.backends.redis.quorum import from_url
+
         backend = from_url(self.url)
         try:
             return await backend.init()

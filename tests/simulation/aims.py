@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.script import Fault, Script
+from tests.simulation.script import Fault, Script, Visit
 
 
 def slow_then_cut(operation: str, late: float) -> Callable[[Script], Script]:
@@ -63,3 +63,49 @@ def slow_cancelled(script: Script) -> Script:
     slow = tuple(Fault(0.0, "late", who, 1.5, "acquire", "request", 2) for who in range(script.clients))
     cancels = tuple(Fault(0.0, "cancel", number, turn=2) for number in range(len(script.visits)))
     return replace(script, ttl=20.0, faults=(*slow, *cancels))
+
+
+def crowded(script: Script) -> Script:
+    """Several tasks that want one lock for long, and a store whose bells ring."""
+    visits = tuple(
+        replace(visit, name="a", at=0.05 * number, body="sleep", lasts=4.0, wait=None)
+        for number, visit in enumerate(script.visits)
+    )
+    return replace(script, ttl=3.0, polls=False, visits=visits, faults=())
+
+
+def unheard(ttl: float, first: float) -> Callable[[Script], Script]:
+    """Waiters that are served by a bell, and whose tickets cannot be kept from then on."""
+
+    def aim(script: Script) -> Script:
+        visits = tuple(
+            Visit(n % script.clients, 0.05 * n, "a", "write", ttl if n else first, 3 * ttl, fenced=False)
+            for n in range(3)
+        )
+        lost = tuple(Fault(0.0, "lose", who, operation="renew", way="request") for who in range(script.clients))
+        return replace(script, ttl=ttl, buffer=0.05, polls=False, horizon=2 * ttl, visits=visits, faults=lost)
+
+    return aim
+
+
+def late_bells(script: Script) -> Script:
+    """A ticket that dies although it holds, because its client is cut off, and whose bell comes when another holds."""
+    visits = (
+        Visit(0, 0.1, "a", "write", 0.6, 9.0, fenced=False),
+        Visit(1, 0.2, "a", "write", 0.6, 9.0, fenced=False),
+        Visit(0, 0.3, "a", "write", 2.5, 9.0, fenced=False),
+    )
+    faults = (
+        Fault(0.0, "late", 1, 1.1 + 0.1 * (script.seed % 8), "bell", "reply", 1),
+        Fault(0.4, "lose", 1, operation="renew", way="request", times=4 + script.seed % 3),
+    )
+    return replace(script, ttl=1.0, buffer=0.05, polls=False, visits=visits, faults=faults)
+
+
+def short_lives(script: Script) -> Script:
+    """A life that is shorter than the last bodies."""
+    visits = tuple(
+        replace(visit, name="a", mode="lock", at=script.horizon - 0.3, body="sleep", lasts=4.0, wait=None)
+        for visit in script.visits[:2]
+    )
+    return replace(script, ttl=0.3, buffer=None, polls=False, visits=visits, faults=())

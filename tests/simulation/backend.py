@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
-from fencing_sdk.abc import Busy, Claim, Grant, Holder, LossNotice, Renewal, Revoked, WaiterNotice
-from fencing_sdk.backends._shared.losses import LossNotices
-from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
-from fencing_sdk.errors import BackendUnavailableError, LossReason
+from fencing_sdk.abc import ALL_MODES, Bell, Busy, Claim, Gone, Kept, Place, Seen
 from fencing_sdk.testing._kernel import Link, Operation
 from tests.simulation.service import NAME, Record, Service
 
@@ -47,59 +43,64 @@ class Call:
 
 
 class SimulatedBackend:
-    """Waiters of this one poll: it has no line."""
+    """Its requests, answers and bells are messages."""
 
-    def __init__(self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int]) -> None:
+    modes = ALL_MODES
+
+    def __init__(
+        self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int], rings: bool
+    ) -> None:
+        self.rings = rings
         self.link = link
         self.service = service
         self._record = record
         self._actor = actor
         self._numbers = numbers
-        self._loss_notices = LossNotices()
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`."""
         call = self._call("acquire", (claim,))
-        answer = await self._ask(call, "acquire", (claim,), lambda: self.service.acquire(claim, self._push_notice))
-        granted = isinstance(answer, Grant)
-        call.answered(0, "granted" if granted else "held", answer.token if isinstance(answer, Grant) else None)
+        serve = partial(self.service.draw, claim, only_if_it_holds=only_if_it_holds)
+        answer = await self._ask(call, "acquire", (claim,), serve)
+        token = answer.token if isinstance(answer, Place) else None
+        call.answered(0, "held" if token is None else "granted", token)
         return answer
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
+        """See `fencing_sdk.abc.Backend.keep`."""
+        claims = tuple(claim for claim, _ in tickets)
         call = self._call("renew", claims)
-        answers = await self._ask(call, "renew", claims, lambda: [self.service.renew(claim) for claim in claims])
+        answers = await self._ask(call, "renew", claims, lambda: self.service.keep(tuple(tickets)))
         for place, answer in enumerate(answers):
-            call.answered(place, "renewed" if answer is Renewal.RENEWED else "refused")
+            renewed = isinstance(answer, Place) and answer.token is not None
+            call.answered(place, "renewed" if renewed else "refused")
         return answers
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`."""
         call = self._call("release", (claim,))
-        answer = await self._ask(call, "release", (claim,), lambda: self.service.release(claim))
+        answer = await self._ask(call, "release", (claim,), lambda: self.service.give_back(claim, after))
         call.answered(0, "done")
         return answer
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self.link.ask(NAME, "inspect", name, lambda _: self.service.inspect(name))
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
+        return await self.link.ask(NAME, "inspect", name, lambda _: self.service.lines.end(name, token, reason))
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`."""
-        return await self.link.ask(NAME, "inspect", name, lambda _: self.service.holders(name))
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        return await self.link.ask(NAME, "inspect", ", ".join(names), lambda _: [*map(self.service.tickets, names)])
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        return await self.link.ask(NAME, "inspect", prefix, lambda _: self.service.lines.names(prefix, cursor, limit))
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        return self.service.listen(claim.owner, lambda news: self.link.push(NAME, "bell", claim.name, bell, news))
 
     async def aclose(self) -> None:
         """Nothing is open."""
-
-    def on_loss(self, notice: LossNotice) -> Callable[[], object]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._loss_notices.on_loss(notice)
-
-    def _push_notice(self, claim: Claim) -> None:
-        self.link.push(NAME, "notice", claim.name, self._noticed, claim)
-
-    def _noticed(self, claim: Claim) -> None:
-        self._loss_notices.notify(claim, LossReason.REVOKED)
 
     def _call(self, operation: str, claims: Sequence[Claim]) -> Call:
         call = Call(self._record, self._actor, next(self._numbers), operation)
@@ -112,57 +113,6 @@ class SimulatedBackend:
             return serve()
 
         return await self.link.ask(NAME, operation, ", ".join(claim.name for claim in claims), handle)
-
-
-class QueueingBackend(SimulatedBackend):
-    """One with a line, whose head is woken by a message that may get lost."""
-
-    def __init__(self, link: Link, service: Service, record: Record, actor: str, numbers: Iterator[int]) -> None:
-        super().__init__(link, service, record, actor, numbers)
-        self._places = KeptPlaces()
-
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, notify)
-
-    @asynccontextmanager
-    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        place = _Place()
-
-        def waker(what: str) -> None:
-            self.link.push(NAME, what, claim.name, place.hear, what)
-
-        try:
-            await asyncio.wait_for(
-                self.link.ask(NAME, "inspect", f"line of {claim.name}", lambda _: self.service.join(claim, waker)), 1.0
-            )
-            yield place
-        except TimeoutError:
-            backend, operation = type(self).__name__, "queue"
-            raise BackendUnavailableError(backend, operation, "no answer") from None
-        finally:
-            self.link.send(NAME, "leave", claim.name, lambda _: self.service.leave(claim))
-
-
-class _Place:
-    """A place in the line, as far as its holder knows."""
-
-    def __init__(self) -> None:
-        self._heard = asyncio.Event()
-        self._broken = False
-
-    def hear(self, what: str) -> None:
-        """Take a message of the service."""
-        self._broken |= what == "broken"
-        self._heard.set()
-
-    async def wait(self) -> None:
-        """See `Turn.wait`."""
-        await self._heard.wait()
-        self._heard.clear()
-        if self._broken:
-            backend, operation = "QueueingBackend", "queue"
-            raise BackendUnavailableError(backend, operation, "the connection broke")
 
 
 def numbers() -> Iterator[int]:

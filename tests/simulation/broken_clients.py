@@ -14,21 +14,25 @@ from fencing_sdk._engine.acquisition import Acquisition, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._engine.heartbeat import Heartbeat, LeaseGroup
 from fencing_sdk._engine.lease_scope import LeaseScope
-from fencing_sdk._engine.store_calls import Flight, Posts, StoreCalls
+from fencing_sdk._engine.releases import Releases
+from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.ticket import Ticket
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values import claim, timing
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
-from fencing_sdk.abc._powers import PostOutcome
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.errors import LeaseLostError, LossReason
 from tests.simulation.aims import (
     cut_off,
     failing_bodies,
     frozen_over_a_renewal,
+    late_bells,
     refused_for_long,
+    short_lives,
     silent_for_long,
     slow_cancelled,
     slow_then_cut,
+    unheard,
 )
 from tests.simulation.control import Change, Control
 from tests.simulation.stage import ClientClock
@@ -38,17 +42,17 @@ _apply = Heartbeat._apply
 _announce = LeaseState._announce
 _begin = Engine._begin
 _end_expired = LeaseGroup.end_expired
-_land = Flight.__call__
 _ask = StoreCalls.ask
+_send = Heartbeat._send
+_take = Ticket.take
 
 
 def _validity_from_reply() -> Iterable[Change]:
-    yield Acquisition, "_judge", lambda self, grant, _sent: _judge(self, grant, self._clock.now())
+    def judge(self, place):
+        self.ticket.counts_from = self._clock.now()
+        return _judge(self, place)
 
-    def begin(self, name, claim, grant, timing, _sent_at, *rest):
-        return _begin(self, name, claim, grant, timing, self._clock.now(), *rest)
-
-    yield Engine, "_begin", begin
+    yield Acquisition, "_judge", judge
 
 
 def _renewal_from_reply() -> Iterable[Change]:
@@ -84,6 +88,7 @@ def _revival() -> Iterable[Change]:
 
     yield LeaseState, "extend", extend
     yield LeaseState, "held_at", lambda self, _now: not self.released
+    yield LeaseState, "held", property(lambda self: not self.released)
     yield StoreCalls, "ask", lambda self, operation, call, limit: _ask(self, operation, call, 4 * limit)
 
 
@@ -126,49 +131,11 @@ def _looked_too_late() -> Iterable[Change]:
 
 
 def _never_released() -> Iterable[Change]:
-    async def nothing(_self, _claim, _limit, _flight=None):
+    async def nothing(_self, _claim, _limit, _first=None):
         return True
 
-    def landed(self, claim, sent_at, _limit):
-        flight = Flight(claim, sent_at, self._timers)
-        flight(PostOutcome.RELEASED)
-        return flight
-
     yield StoreCalls, "_release", nothing
-    yield Posts, "release", landed
-
-
-def _late_grant_dropped() -> Iterable[Change]:
-    """The caller of a post is cancelled, and what the store grants afterwards is not released."""
-
-    def abandon(self, error):
-        self._report.failed(error, self._undone, closing=self._store_calls.closing)
-
-    yield Acquisition, "abandon", abandon
-
-
-def _landed_twice() -> Iterable[Change]:
-    """Replies out of step: an answer lands at its own post, and at the next one too."""
-    last: dict[Any, Any] = {}
-
-    def land(self, outcome):
-        before, last[asyncio.get_running_loop()] = last.get(asyncio.get_running_loop()), outcome
-        _land(self, before if isinstance(before, Grant) and isinstance(outcome, Busy) else outcome)
-
-    yield Flight, "__call__", land
-
-
-def _late_landing_used() -> Iterable[Change]:
-    """A grant that lands past its deadline is taken for a new one."""
-
-    def deadline(self, sent_at):
-        return sent_at + self.ttl
-
-    def begin(self, name, claim, grant, timing, sent_at, waited, *rest):
-        return _begin(self, name, claim, grant, timing, sent_at + waited, waited, *rest)
-
-    yield Timing, "deadline", deadline
-    yield Engine, "_begin", begin
+    yield Releases, "send_first", lambda _self, _lease: None
 
 
 def _one_owner_for_all() -> Iterable[Change]:
@@ -200,7 +167,7 @@ def _renewed_for_ever() -> Iterable[Change]:
 
 def _one_error_is_a_loss() -> Iterable[Change]:
     def apply(self, lease, outcome, sent_at, error):
-        if outcome is Renewal.UNKNOWN:
+        if outcome is None:
             lease.lose(LossReason.REFUSED)
         else:
             _apply(self, lease, outcome, sent_at, error)
@@ -217,7 +184,11 @@ def _waits_too_long() -> Iterable[Change]:
 
 
 def _never_renewed() -> Iterable[Change]:
-    yield Heartbeat, "_send", lambda _self, _leases, _now: None
+    def send(self, _leases, tickets, now):
+        if tickets:
+            _send(self, (), tickets, now)
+
+    yield Heartbeat, "_send", send
 
 
 def _lost(scope: LeaseScope) -> LeaseLostError:
@@ -256,22 +227,71 @@ def _cancellation_replaced() -> Iterable[Change]:
     yield LeaseScope, "conclude", concluded
 
 
-def _wakeup_missed() -> Iterable[Change]:
-    async def pause(_self, _outcome):
-        await asyncio.sleep(1000.0)
-
-    yield Acquisition, "_pause", pause
-
-
 def _hung_for_ever() -> Iterable[Change]:
-    def begin(self, name, claim, grant, timing, *rest):
-        return _begin(self, name, claim, grant, replace(timing, max_hold=None), *rest)
+    def begin(self, name, acquired):
+        return _begin(self, name, acquired._replace(timing=replace(acquired.timing, max_hold=None)))
 
     yield Engine, "_begin", begin
 
 
 def _same_owner_twice() -> Iterable[Change]:
     yield claim, "new_owner", lambda: "0123456789abcdef" * 2
+
+
+# Tickets that wait.
+
+
+def _bells_deaf() -> Iterable[Change]:
+    """Neither a bell nor the answer of a keep wakes the waiter."""
+
+    def take(self, answer, sent_at):
+        news, self.news = self.news, None
+        _take(self, answer, sent_at)
+        self.news = news
+
+    yield Ticket, "take", take
+    yield Ticket, "ring", lambda _self, _news: False
+
+
+def _bell_of_any_number() -> Iterable[Change]:
+    """A late bell about a ticket that has died is taken for one about the ticket of the latest answer."""
+
+    def ring(self, news):
+        if self.latest is None or not isinstance(news, Place) or news.token is None:
+            return True
+        self.latest = news
+        if self.news is not None:
+            self.news.set()
+        return False
+
+    yield Ticket, "ring", ring
+
+
+def _counts_from_the_bell() -> Iterable[Change]:
+    hear = Heartbeat.rung
+
+    def rung(self, ticket, news):
+        before = ticket.latest
+        hear(self, ticket, news)
+        if ticket.latest is not before:
+            ticket.counts_from = self._clock.now()
+
+    yield Heartbeat, "rung", rung
+
+
+def _lives_for_its_ttl() -> Iterable[Change]:
+    """A ticket that waited is counted on for the ttl of its claim, and not for the life of one that waits."""
+
+    def take(self, answer, sent_at):
+        _take(self, answer, sent_at)
+        if answer is not None:
+            self.lives = self.claim.ttl
+
+    yield Ticket, "take", take
+
+
+def _waiter_not_kept() -> Iterable[Change]:
+    yield Heartbeat, "wait", lambda self, ticket: self._waiting.setdefault(ticket)
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:
@@ -300,12 +320,6 @@ CONTROLS = (
     _of("P5", "looks too late whether an answer is due", "leaked_grant", _looked_too_late,
         themes=("cancellation",), within=100),
     _of("P5", "leaving does not release", "kept_after_release never_released", _never_released),
-    _of("P5", "a grant that lands late is dropped", "never_released leaked_grant", _late_grant_dropped,
-        themes=("cancellation",)),
-    _of("P1", "an answer lands at two posts", "overrun stale_read shared_token two_grants held_without_grant",
-        _landed_twice),
-    _of("P1", "a grant that lands past its deadline is used", "overrun stale_read", _late_landing_used,
-        themes=("network",), aim=slow_then_cut("acquire", 0.36)),
     _of("P5", "one owner id for every attempt", "stale_read overrun held_without_grant leaked_grant "
         "renewed_after_release kept_after_release", _one_owner_for_all),
     _of("P5", "renewal after release", "renewed_after_release", _renewed_for_ever),
@@ -320,6 +334,11 @@ CONTROLS = (
     _of("P7", "the loss is not reported", "wrong_error", _loss_silent, themes=("pauses",)),
     _of("P7", "the loss replaces an outer cancellation", "wrong_error", _cancellation_replaced,
         themes=("cancellation",)),
-    _of("P8", "a waiter misses its wake-up", "waited_too_long", _wakeup_missed),
+    _of("P1", "a bell about another ticket is a grant", "overrun stale_read two_grants held_without_grant "
+        "shared_token token_fell", _bell_of_any_number, aim=late_bells, within=100),
+    _of("P1", "a grant counts from its bell", "overrun stale_read", _counts_from_the_bell, aim=unheard(1.0, 0.6)),
+    _of("P1", "a waiter counts on its full ttl", "overrun stale_read", _lives_for_its_ttl, aim=unheard(20.0, 3.0)),
+    _of("P8", "a waiter misses its wake-up", "waited_too_long", _bells_deaf),
+    _of("P8", "a ticket that waits is not kept", "waited_too_long left_behind", _waiter_not_kept, aim=short_lives),
     _of("P8", "a hung body is renewed for ever", "waited_too_long left_behind", _hung_for_ever),
 )  # fmt: skip

@@ -5,24 +5,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from fencing_sdk._engine import acquisition
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk.abc import Claim
-from fencing_sdk.backends._shared import rules
-from fencing_sdk.backends._shared.row_table import RowTable
+from fencing_sdk.abc import Claim, Permit
+from fencing_sdk.abc.line import Line, Row
 from tests.simulation.control import Change, Control
 from tests.simulation.script import Script, Visit, write_share_script
 from tests.simulation.stage import Resource
 
-_grant = rules.grant
+_draw = Line.draw
+_settle = Line.settle
 
 
-def _row_of(rows: Any, claim: Claim) -> Any:
-    return next(row for row in rows.grants() if row.owner == claim.owner)
+def _settling(change: Callable[[Line, Row, list[Row]], None]) -> Any:
+    """`Line.settle` with a *change* to each ticket that begins to hold by it."""
+
+    def settle(self, now):
+        before = {owner for owner, row in self.rows.items() if row.token is not None}
+        held = _settle(self, now)
+        for row in held:
+            if row.owner not in before:
+                change(self, row, held)
+        return held
+
+    return settle
 
 
 def _together(mode: str) -> Any:
@@ -51,42 +61,28 @@ def _readers_and_a_writer(script: Script) -> Script:
 def _one_permit_too_many() -> Iterable[Change]:
     """The store grants it, and the engine takes a permit of any number."""
 
-    def fits(mode, held):
-        return {other.word for other in held} == {mode.word}
+    def draw(self, claim, now, **options):
+        if claim.mode.word == "permit":
+            claim = replace(claim, mode=Permit(claim.mode.of + 1))
+        return _draw(self, claim, now, **options)
 
-    def grant(rows, claim):
-        held = rows.grants()
-        if claim.mode.word == "permit" and len(held) >= claim.mode.of:
-            claim = replace(claim, mode=replace(claim.mode, of=len(held) + 1))
-        return _grant(rows, claim)
-
-    yield rules, "fits", fits
-    yield rules, "grant", grant
-    yield acquisition, "mistake_in", lambda _grant, _mode: None
+    yield Line, "draw", draw
+    yield acquisition, "mistake_in", lambda _place, _mode: None
 
 
 def _one_number_for_two() -> Iterable[Change]:
-    def grant(rows, claim):
-        answer = _grant(rows, claim)
-        if claim.mode.word != "permit":
-            return answer
-        _row_of(rows, claim).permit = 0
-        return replace(answer, permit=0)
+    def change(_line, row, _held):
+        row.permit = None if row.permit is None else 0
 
-    yield rules, "grant", grant
+    yield Line, "settle", _settling(change)
 
 
 def _a_token_for_each_reader() -> Iterable[Change]:
-    def grant(rows, claim):
-        answer = _grant(rows, claim)
-        if claim.mode.word != "reader":
-            return answer
-        row = _row_of(rows, claim)
-        row.token = rows.next_token()
-        rows.add(row)
-        return replace(answer, token=row.token)
+    def change(line, row, _held):
+        if row.mode.word == "reader":
+            row.token = line.last = line.next_token(line.last)
 
-    yield rules, "grant", grant
+    yield Line, "settle", _settling(change)
 
 
 def _readers_told_apart() -> Iterable[Change]:
@@ -99,27 +95,23 @@ def _one_fence_for_the_pool() -> Iterable[Change]:
 
 
 def _readers_beside_a_writer() -> Iterable[Change]:
-    def acquire(self, claim, now):
-        if claim.mode.word == "reader" and any(not row.mode.shared for row in self.grants.get(claim.name, {}).values()):
-            del self.grants[claim.name]
-        return _acquire(self, claim, now)
+    def draw(self, claim, now, **options):
+        if claim.mode.word == "reader" and claim.owner not in self.rows:
+            for row in [row for row in self.rows.values() if row.token is not None and not row.mode.shared]:
+                del self.rows[row.owner]
+        return _draw(self, claim, now, **options)
 
-    _acquire = RowTable.acquire
-    yield RowTable, "acquire", acquire
+    yield Line, "draw", draw
 
 
 def _the_phase_outlives_a_writer() -> Iterable[Change]:
-    phases: dict[tuple[Any, str], int] = {}
+    phases: dict[object, int] = {}
 
-    def grant(rows, claim):
-        answer = _grant(rows, claim)
-        if claim.mode.word != "reader":
-            return answer
-        token = phases.setdefault((rows.table, claim.name), answer.token)
-        _row_of(rows, claim).token = token
-        return replace(answer, token=token)
+    def change(line, row, _held):
+        if row.mode.word == "reader":
+            row.token = phases.setdefault(line.next_token.__self__, row.token)
 
-    yield rules, "grant", grant
+    yield Line, "settle", _settling(change)
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:

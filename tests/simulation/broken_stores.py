@@ -10,21 +10,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from fencing_sdk.abc import Busy, Grant, Renewal
-from fencing_sdk.backends._shared import rules
-from fencing_sdk.backends._shared.row_table import RowTable, TableRows
+from fencing_sdk.abc import Gone, Place
+from fencing_sdk.abc.line import Line, Row
 from fencing_sdk.errors import StaleTokenError
+from tests.simulation.aims import crowded
 from tests.simulation.backend import SimulatedBackend
 from tests.simulation.control import Change, Control
-from tests.simulation.script import Fault, Script
+from tests.simulation.script import Fault, Script, Visit
 from tests.simulation.service import NAME, Service
 from tests.simulation.stage import Resource
 
-_grant = rules.grant
-_renew = RowTable.renew
-_acquire = RowTable.acquire
-_revoke = RowTable.revoke
-_ask_acquire = SimulatedBackend.acquire
+_draw = Line.draw
+_end = Line.end
+_give_back = Line.give_back
+_keep = Line.keep
+_settle = Line.settle
+_live_on = Row.live_on
+_ask_draw = SimulatedBackend.draw
 
 
 def _counter(script: Script) -> Script:
@@ -56,10 +58,20 @@ def _mixed_writes(script: Script) -> Script:
 
 
 def _late_renewals(script: Script) -> Script:
-    """Renewals that arrive when their lease has been released."""
-    slow = tuple(Fault(0.0, "late", who, 0.15 * script.ttl, "renew", "request") for who in range(script.clients))
-    visits = tuple(replace(visit, body="sleep", lasts=0.25 * script.ttl) for visit in script.visits)
-    return replace(script, visits=visits, faults=slow)
+    """A keep that arrives when its lease has been released."""
+    visits = tuple(replace(visit, body="sleep", lasts=1.2, wait=None) for visit in script.visits[:1])
+    late = (Fault(0.0, "late", visits[0].client, 1.0, "renew", "request", 1),)
+    return replace(script, ttl=3.0, buffer=None, visits=visits, faults=late)
+
+
+def _keep_of_the_dead(script: Script) -> Script:
+    """A keep that arrives when its ticket and its client have died."""
+    visits = (
+        Visit(0, 0.1, "a", "sleep", 3.0, None, fenced=False),
+        Visit(1, 4.0, "b", "sleep", 0.0, None, fenced=False),
+    )
+    faults = (Fault(0.0, "late", 0, 1.2, "renew", "request", 1), Fault(0.4, "crash", 0))
+    return replace(script, ttl=1.0, buffer=None, visits=visits, faults=faults)
 
 
 def _doubled_acquisitions(script: Script) -> Script:
@@ -73,34 +85,42 @@ def _doubled_acquisitions(script: Script) -> Script:
     return replace(script, visits=visits, faults=again)
 
 
-def _slow_draws(script: Script) -> Script:
-    """Clients that ask for the lock, and whose second request is on its way until the grant is over."""
-    slow = tuple(Fault(0.0, "late", who, 1.2 * script.ttl, "inspect", "request", 1) for who in range(script.clients))
-    return replace(script, direct=False, faults=slow)
-
-
-def _in_line(script: Script) -> Script:
-    return replace(script, line=True)
+def _killed(script: Script) -> Script:
+    """A client that dies while it waits behind another one."""
+    visits = tuple(
+        replace(visit, name="a", at=0.01 * n, client=(n + 1) % 2, lasts=1.0, wait=None, body="write")
+        for n, visit in enumerate(script.visits)
+    )
+    return replace(script, polls=False, visits=visits, faults=(Fault(0.5, "crash", 0),))
 
 
 def _two_at_a_time() -> Iterable[Change]:
-    def acquire(self, claim, now):
-        if claim.owner not in self.grants.get(claim.name, {}):
-            self.grants.pop(claim.name, None)
-        return _acquire(self, claim, now)
+    def draw(self, claim, now, **options):
+        if claim.owner not in self.rows:
+            self.rows.clear()
+        return _draw(self, claim, now, **options)
 
-    yield RowTable, "acquire", acquire
+    yield Line, "draw", draw
 
 
 def _renewal_creates() -> Iterable[Change]:
-    def renew(self, claim, now):
-        answer = _renew(self, claim, now)
-        if answer is Renewal.REFUSED:
-            _acquire(self, claim, now)
-            return Renewal.RENEWED
-        return answer
+    def keep(self, claim, now, number=0):
+        answer = _keep(self, claim, now, number)
+        return answer if isinstance(answer, Place) or number == 0 else _draw(self, claim, now)
 
-    yield RowTable, "renew", renew
+    yield Line, "keep", keep
+
+
+def _a_death_is_not_written_down() -> Iterable[Change]:
+    """Who asks after its death lives on, unless its place has been given to another."""
+
+    def keep(self, claim, now, number=0):
+        row = self.rows.get(claim.owner)
+        if row is not None and row.token is not None and row.dies <= now:
+            row.dies = now + claim.ttl
+        return _keep(self, claim, now, number)
+
+    yield Line, "keep", keep
 
 
 def _fast_clock() -> Iterable[Change]:
@@ -177,82 +197,53 @@ def _drawn_before_the_grant() -> Iterable[Change]:
     counter = itertools.count(1)
     drawn: dict[str, int] = {}
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         if claim.owner not in drawn:
             drawn[claim.owner] = await self.link.ask(NAME, "inspect", "draw", lambda _: next(counter))
-        return await _ask_acquire(self, claim)
+        return await _ask_draw(self, claim, **options)
 
-    def grant(rows, claim):
-        table = rows.table
-        source, table.next_token = table.next_token, lambda _last: drawn[claim.owner]
-        try:
-            return _grant(rows, claim)
-        finally:
-            table.next_token = source
+    def settle(self, now):
+        before = {owner for owner, row in self.rows.items() if row.token is not None}
+        held = _settle(self, now)
+        for row in held:
+            if row.owner not in before:
+                row.token = drawn[row.owner]
+        return held
 
-    yield SimulatedBackend, "acquire", acquire
-    yield rules, "grant", grant
-
-
-def _drawn_after_the_grant() -> Iterable[Change]:
-    """The lock is granted in one step, its token drawn in a second one, and another may draw between them."""
-    last = itertools.count(1)
-    spans: dict[tuple[Service, str], list[float]] = {}  # of grants: since, until
-    drawn: dict[tuple[Service, str], int] = {}
-    recorded, ended = Service.record, Service.ended
-
-    def record(self, kind, claim, _token, _permit=None):
-        now, place = self._timeline.now, (self, claim.holder)
-        if place in drawn:
-            recorded(self, kind, claim, drawn[place])
-        else:
-            spans.setdefault(place, [now, now])[1] = now + claim.ttl / self._clock.rate
-
-    def end(self, holder, why, by, **more):
-        if (self, holder.id) in drawn:
-            ended(self, holder, why, by, **more)
-        else:
-            spans[self, holder.id][1] = self._timeline.now
-
-    async def acquire(self, claim):
-        answer = await _ask_acquire(self, claim)
-        if isinstance(answer, Busy):
-            return answer
-        service, place = self.service, (self.service, claim.holder)
-
-        def draw(_client):
-            if place not in drawn:
-                since, until = spans[place]
-                token = drawn[place] = next(last)
-                fields = {"name": claim.name, "holder": claim.holder, "token": token}
-                service._record("granted", NAME, **fields, since=since, until=until)
-            return drawn[place]
-
-        return Grant(await self.link.ask(NAME, "inspect", "draw", draw))
-
-    yield Service, "record", record
-    yield Service, "ended", end
-    yield SimulatedBackend, "acquire", acquire
+    yield SimulatedBackend, "draw", draw
+    yield Line, "settle", settle
 
 
 def _granted_again() -> Iterable[Change]:
-    """A store that does not look at the owner: a repeated request gets a grant and a token of its own."""
+    """A store that does not look at the owner: a repeated request gets a token of its own."""
 
-    def acquire(self, claim, now):
-        if claim.owner in self.grants.get(claim.name, {}):
-            return _grant(TableRows(self, claim.name, now), claim)
-        return _acquire(self, claim, now)
+    def draw(self, claim, now, **options):
+        row = self.rows.get(claim.owner)
+        if row is not None and row.token is not None:
+            row.token = self.last = self.next_token(self.last)
+        return _draw(self, claim, now, **options)
 
-    yield RowTable, "acquire", acquire
+    yield Line, "draw", draw
 
 
 def _foreign_release_accepted() -> Iterable[Change]:
-    yield RowTable, "release", lambda self, claim, _now: self.grants.pop(claim.name, None) and None
+    def give_back(self, owner, now, after=0.0):
+        if owner not in self.rows:
+            for row in _settle(self, now):
+                del self.rows[row.owner]
+        return _give_back(self, owner, now, after)
+
+    yield Line, "give_back", give_back
 
 
 def _revoked_whatever_the_token() -> Iterable[Change]:
-    """An operator takes away what is held now, and not what was seen."""
-    yield RowTable, "revoke", lambda self, name, now, _token=None: _revoke(self, name, now)
+    """An operator ends what holds now, and not what was seen."""
+
+    def end(self, token, reason, now):
+        held = _settle(self, now)
+        return _end(self, (held[0].token or 0) if held else token, reason, now)
+
+    yield Line, "end", end
 
 
 def _revoked_late(script: Script) -> Script:
@@ -266,23 +257,67 @@ def _revoked_late(script: Script) -> Script:
 
 
 def _renewal_forgets() -> Iterable[Change]:
-    """A store that answers a renewal, and does not prolong anything."""
-    yield RowTable, "renew", _answer_only
+    """A store that answers a keep, and does not prolong anything."""
+
+    def keep(self, claim, now, number=0):
+        row = self.rows.get(claim.owner)
+        dies = None if row is None or row.token is None else row.dies
+        answer = _keep(self, claim, now, number)
+        if dies is not None:
+            row.dies = dies
+        return answer
+
+    def draw(self, claim, now, **options):
+        row = _keep(self, claim, now)
+        return _draw(self, claim, now, **options) if isinstance(row, Gone) else row
+
+    yield Line, "keep", keep
+    yield Line, "draw", draw
 
 
-def _answer_only(table: RowTable, claim: Any, now: float) -> Renewal:
-    owners = [row.owner for row in TableRows(table, claim.name, now).grants()]
-    return Renewal.RENEWED if claim.owner in owners else Renewal.REFUSED
+def _keep_shortens() -> Iterable[Change]:
+    """The late keep of a waiter sets the life of one that holds by now."""
+
+    def live_on(self, ttl, now):
+        _live_on(self, ttl, now)
+        if self.token is not None and self.since < now:
+            self.dies = now + 0.2 * ttl
+
+    yield Row, "live_on", live_on
 
 
 def _orphaned_place() -> Iterable[Change]:
-    yield rules, "LINE_TTL", 1e9
-    yield Service, "leave", lambda _self, _claim: None
+    """A ticket that waits needs no sign of life."""
+
+    def live_on(self, ttl, now):
+        _live_on(self, ttl, now)
+        if self.token is None:
+            self.dies, self.longest = now + 1e9, 1e9
+
+    yield Row, "live_on", live_on
+
+
+def _silent_death() -> Iterable[Change]:
+    """Who begins to hold when another gives back is not told, and is not looked for by a keep."""
+
+    def give_back(self, owner, now, after=0.0):
+        answer = _give_back(self, owner, now, after)
+        self.rung.clear()
+        return answer
+
+    def keep(self, claim, now, number=0):
+        answer = _keep(self, claim, now, number)
+        row = self.rows.get(claim.owner)
+        waited = row is not None and row.token is not None and number and row.since > now - 5
+        return Place(None, None, row.number) if waited else answer
+
+    yield Line, "give_back", give_back
+    yield Line, "keep", keep
 
 
 def _never_free() -> Iterable[Change]:
-    """A release is acknowledged and forgotten; so is the expiry of what was released."""
-    yield RowTable, "release", lambda _self, _claim, _now: None
+    """A release is acknowledged and forgotten."""
+    yield Line, "give_back", lambda _self, _owner, _now, _after=0.0: None
 
 
 def _of(promise: str, name: str, rules: str, changes: Any, **options: Any) -> Control:
@@ -293,7 +328,9 @@ CONTROLS = (
     _of("P1", "the store grants what is held", "two_grants overrun stale_read", _two_at_a_time),
     _of("P1", "an acquisition that comes twice is granted twice", "two_grants", _granted_again,
         aim=_doubled_acquisitions),
-    _of("P1", "renewal creates", "store_revived", _renewal_creates, aim=_late_renewals),
+    _of("P1", "renewal creates", "leaked_grant", _renewal_creates, aim=_late_renewals),
+    _of("P1", "a keep revives", "store_revived", _a_death_is_not_written_down, aim=_keep_of_the_dead),
+    _of("P1", "a keep shortens", "stale_read overrun lost_without_cause", _keep_shortens),
     _of("P1", "the store's clock runs too fast", "overrun stale_read two_grants store_revived", _fast_clock),
     _of("P3", "no guard", "stale_write_accepted", _unfenced, aim=_late_writes),
     _of("P3", "the guard checks, then writes", "stale_write_accepted fence_not_raised", _check_then_write,
@@ -308,12 +345,11 @@ CONTROLS = (
     _of("P4", "the counter is lost in a restart", "shared_token token_fell", Control.nothing, aim=_restarted),
     _of("P4", "token drawn before the grant", "token_fell store_token_fell", _drawn_before_the_grant,
         aim=_counter, within=100),
-    _of("P4", "token drawn after the grant", "store_token_fell", _drawn_after_the_grant, aim=_slow_draws),
     _of("P5", "a foreign release is accepted", "foreign_release", _foreign_release_accepted, within=100),
     _of("P5", "a revocation compares no token", "foreign_revocation", _revoked_whatever_the_token, aim=_revoked_late),
     _of("P5", "a release is forgotten", "kept_after_release never_released leaked_grant", _never_free),
     _of("P6", "a renewal is confirmed and not done", "stale_read overrun store_revived lost_without_cause",
         _renewal_forgets),
-    _of("P8", "a place in the line is never left", "waited_too_long", _orphaned_place, themes=("line", "pauses"),
-        aim=_in_line),
+    _of("P8", "a ticket that waits needs no sign of life", "waited_too_long", _orphaned_place, aim=_killed),
+    _of("P8", "a store that tells no waiter", "waited_too_long never_released", _silent_death, aim=crowded),
 )  # fmt: skip

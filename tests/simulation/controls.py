@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import broken_clients, broken_elections, broken_lines, broken_shares, broken_stores
+from tests.simulation import broken_clients, broken_elections, broken_shares, broken_stores
 from tests.simulation.control import Control
 
 
@@ -11,7 +11,6 @@ def all_controls() -> tuple[Control, ...]:
     found = (
         *broken_clients.CONTROLS,
         *broken_elections.CONTROLS,
-        *broken_lines.CONTROLS,
         *broken_stores.CONTROLS,
         *broken_shares.CONTROLS,
     )

@@ -86,8 +86,13 @@ class StoreGrant:
     """The token of the grant that an operator wanted to end."""
     mode: str = "lock"
     permit: int | None = None
+    drawn: float = math.inf
+    """When its ticket was first asked for."""
     excused: bool = False
-    """The store itself broke an assumption while it lasted: it forgot, was stepped, or revoked it."""
+    """
+    The store itself broke an assumption while it lasted: it forgot, was stepped, or revoked it. A clock that is stepped
+    forward while the ticket waits takes from the life on which its holder counts, so that counts too.
+    """
 
     @property
     def place(self) -> str:
@@ -321,6 +326,7 @@ class _Gatherer:
         self._by_token: dict[tuple[str, int], RecordedLease] = {}
         self._grants: dict[tuple[str, str], StoreGrant] = {}
         self._calls: dict[str, RecordedCall] = {}
+        self._drawn: dict[tuple[str, str], float] = {}
         self._frozen: dict[str, float] = {}
         self._pending: dict[tuple[str, str, str], PendingAcquisition] = {}
         self._going_on: dict[tuple[str, str], float] = {}  # since when, of those whose grant came too late
@@ -350,7 +356,9 @@ class _Gatherer:
         ]
         broken = [trouble for trouble in facts.troubles if trouble.what in {"forgot", "stepped"}]
         for grant in facts.grants:
-            grant.excused |= any(grant.start <= trouble.end and trouble.start <= grant.end for trouble in broken)
+            for trouble in broken:
+                since = min(grant.drawn, grant.start) if trouble.what == "stepped" else grant.start
+                grant.excused |= since <= trouble.end and trouble.start <= grant.end
         return facts
 
     # What the SDK records by itself.
@@ -443,6 +451,7 @@ class _Gatherer:
         since = min(at, float(line.get("since", at)))
         grant = StoreGrant(name, int(line["token"]), holder, since, float(line["until"]))
         grant.mode, grant.permit = _mode(line), _number(line, "permit")
+        grant.drawn = self._drawn.get((name, holder), since)
         self.facts.grants.append(grant)
         self._grants[name, holder] = grant
 
@@ -464,6 +473,8 @@ class _Gatherer:
         call = RecordedCall(str(line["operation"]), name, holder, actor, float(line["ttl"]), at)
         self.facts.calls.append(call)
         self._calls[str(line["call"])] = call
+        if call.operation == "acquire":
+            self._drawn.setdefault((name, holder), at)
 
     def _on_repeated(self, line: Line, _at: float, _actor: str) -> None:
         if (call := self._calls.get(str(line["call"]))) is not None:

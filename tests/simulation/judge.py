@@ -494,6 +494,10 @@ def _right_error(lease: RecordedLease, report: Report) -> None:
 # P6 and P8
 
 _SILENCES = frozenset({"cut", "outage", "refused", "lost", "late", "hung"})
+_AT_ONCE = 0.05
+"""Seconds of an acquisition after which its ticket may have waited."""
+_WAITER_LIFE = 5.0
+"""Seconds for which a ticket that waits lives at most, also when it begins to hold: until its first renewal."""
 RIDDEN = 0.3
 """
 The part of a ttl for which the store may be silent without cost where a run does not record its rhythm: little
@@ -566,7 +570,10 @@ def _length(stretch: list[Trouble]) -> float:
 def _ridden(facts: Facts, lease: RecordedLease, stretch: list[Trouble]) -> float:
     if facts.rhythm is None:
         return RIDDEN * lease.ttl
-    return facts.rhythm.ridden(lease.ttl, refused=all(trouble.what == "refused" for trouble in stretch))
+    begins = min([trouble.start for trouble in stretch], default=math.inf)
+    waited = lease.acquired - lease.asked > _AT_ONCE and not any(renewal < begins for renewal in lease.renewals)
+    life = min(lease.ttl, _WAITER_LIFE) if waited else lease.ttl
+    return facts.rhythm.ridden(life, refused=all(trouble.what == "refused" for trouble in stretch))
 
 
 def _waiters_served(facts: Facts, healed: float, within: float, report: Report) -> None:

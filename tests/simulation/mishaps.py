@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fencing_sdk.abc import Holder
+from fencing_sdk._values.claim import Holder
 from fencing_sdk.testing import _kernel
 from tests.simulation.script import Fault
 from tests.simulation.stage import Actor, Stage
@@ -77,7 +77,6 @@ class Mishaps:
         actor = self._actor(fault)
         if sum(not other.crashed for other in self._stage.actors) > 1 and not actor.crashed:
             actor.crashed = True
-            self._stage.service.gone.add(actor.name)
             self._stage.recording.record("frozen", actor.name, crashed=True)
             actor.process.pause()
 
@@ -151,7 +150,7 @@ class Mishaps:
 
     def _do_revoke(self, fault: Fault) -> None:
         """An operator looks at a lock, and then takes it away by the token that was there."""
-        seen = self._stage.service.table.holders(str(fault.operation), self._stage.service.now())
+        seen = self._stage.service.holders(str(fault.operation))
         if seen:
             self._after(fault.lasts, self._revoke, seen[0], fault)
 

@@ -67,11 +67,8 @@ class Script:
     rates: tuple[float, ...] = (1.0, 1.0)
     """Of the clients' clocks, and of the store's as the last one."""
     tokens: str = "counter"
-    line: bool = False
-    direct: bool = False
-    """Whether the line hands the lock over, instead of waking the waiter at its head."""
-    posts: bool = False
-    """Whether the clients post their requests: the short way of the engine."""
+    polls: bool = False
+    """Whether the store has no line and rings no bell, so that waiters ask again."""
     horizon: float = 8.0
     """Seconds after which nothing goes wrong any more."""
     visits: tuple[Visit, ...] = ()
@@ -144,12 +141,10 @@ def write_script(seed: int) -> Script:
         buffer=dice.choice((None, None, None, 0.05)),
         rates=tuple(1 + dice.uniform(-0.49, 0.49) * DRIFT for _ in range(clients + 1)),
         tokens=dice.choice(("counter", "hybrid")) if theme != "store" else "hybrid",
-        line=theme == "line" or dice.random() < 0.3,
-        posts=seed // len(THEMES) % 2 == 0,
+        polls=theme != "line" and dice.random() < 0.3,
         horizon=horizon,
         visits=tuple(_visit(dice, theme, clients, horizon, ttl) for _ in range(dice.randint(4, 8))),
     )
-    script = replace(script, direct=script.line and seed // len(THEMES) % 2 == 1)
     makers = _MAKERS[theme]
     faults = [dice.choice(makers)(dice, script) for _ in range(dice.randint(2, 7))] if makers else []
     return replace(script, faults=tuple(sorted(filter(_admissible(faults), faults), key=lambda fault: fault.at)))

@@ -16,11 +16,9 @@ from fencing_sdk.events import Event
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing._kernel import Kernel, Link, Network
 from fencing_sdk.testing._loop import Process, ProcessClock, Timeline
-from tests.simulation.backend import QueueingBackend, SimulatedBackend, numbers
-from tests.simulation.handing import HandingBackend
+from tests.simulation.backend import SimulatedBackend, numbers
 from tests.simulation.script import Script
 from tests.simulation.service import Record, Service
-from tests.support.posting import posting
 
 LATENCY = (0.0002, 0.003)
 _UNRECORDED = ("at", "stack", "kind", "error")
@@ -141,10 +139,9 @@ class Actor:
         self.crashed = False
         self.stall: float | None = None
         """Seconds for which the next write stands still between its token and its departure."""
-        waking = QueueingBackend if stage.script.line else SimulatedBackend
-        kind = HandingBackend if stage.script.direct else waking
-        kind = posting(kind) if stage.script.posts else kind
-        backend = kind(self.link, stage.service, stage.recording.record, name, stage.numbers)
+        backend = SimulatedBackend(
+            self.link, stage.service, stage.recording.record, name, stage.numbers, not stage.script.polls
+        )
         self.locks = on_clock(LockClient(backend, observers=[stage.observer(self)]), self.clock)
         self.process.on_close(self.locks.aclose)
         self.process.spawn(_open(self.locks))

@@ -68,12 +68,6 @@ def test_in_these_histories_terms_end_by_drains_and_waiters_leave():
     assert heard["not_acquired draining"] >= 5
 
 
-@pytest.mark.parametrize("seed", [20_569, 35_386])
-def test_what_a_long_campaign_took_for_a_fault_is_explained(seed: int):
-    """A waiter was handed the lock twice; a release was carried out twice, and the second one was answered first."""
-    assert not play(write_script(seed)).report.violations
-
-
 @pytest.mark.slow
 def test_the_outcome_is_the_same_in_any_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.simulation.campaign._PART", 4)
@@ -102,7 +96,7 @@ def test_the_script_of_a_seed_does_not_change():
     scripts = "\n".join(write_script(seed).to_json() for seed in range(200))
     assert (
         hashlib.sha256(scripts.encode()).hexdigest()
-        == "8c8f0e1a615ed240601950bc48929fa27fd4b990a7df7f2f81e805997ff3e6d2"
+        == "9597fe5daed9aa3ea8772306090a5eb51ef2af9484e17d2933e1acaab34a2f47"
     )
 
 
@@ -135,7 +129,7 @@ def test_every_theme_and_every_kind_of_fault_happens():
     assert len(kinds) >= 18
 
 
-SEVERAL = range(amount(160, short=110))
+SEVERAL = range(160)
 
 
 @functools.cache
@@ -221,11 +215,11 @@ def of_one_visit(turn: int | None, **options: object) -> Script:
     return Script(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("line", [False, True])
-def test_a_cancellation_at_any_await_breaks_nothing(line: bool):
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_cancellation_at_any_await_breaks_nothing(polls: bool):
     outcomes: Counter[str] = Counter()
     for turn in range(0, 70, amount(1, short=2)):
-        history = play(of_one_visit(turn, line=line, seed=turn))
+        history = play(of_one_visit(turn, polls=polls, seed=turn))
         assert not history.report.violations, (turn, history.report.violations)
         ends = [one["how"] for one in history.lines if one["kind"] == "body_ended" and one["actor"] == "c0"]
         outcomes[ends[0] if ends else "never entered"] += 1
@@ -238,12 +232,6 @@ def test_a_release_that_overtakes_a_slow_acquisition_leaves_nothing_behind():
         late = Fault(0.0, "late", 0, 2.0, "acquire", "request", 1)
         history = play(of_one_visit(turn, faults=(late, Fault(0.0, "cancel", 0, turn=turn)), seed=turn))
         assert not history.report.violations, (turn, history.report.violations)
-
-
-@pytest.mark.parametrize("seed", [38, 227, 827, 843, 1091, 15302, 47570])
-def test_seeds_that_once_failed_stay_mended(seed: int):
-    """Of scripts as they were written then; what they found is played above, and by a control of its own."""
-    assert not play(write_script(seed)).report.violations
 
 
 def test_an_error_in_a_task_that_is_never_awaited_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
 """
 A process that stops itself before it sends its Nth message, as a machine may that is suspended.
 
-    fence_frozen.py URL raise_to|fences|schema N
+    fence_frozen.py URL raise_to|schema N
 
 It says "ready", waits for a line, and raises the fence of seats/42 or creates the schema of the store. If it needs
 fewer messages, it says "done".
@@ -16,8 +16,7 @@ import sys
 from asyncio.selector_events import _SelectorSocketTransport as SocketTransport  # type: ignore[attr-defined]
 from typing import Any
 
-from fencing_sdk.abc import Claim
-from fencing_sdk.abc._powers import SupportsFence, SupportsSchema
+from fencing_sdk.abc._powers import SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.guards.sql import SqlGuard
 
@@ -49,12 +48,9 @@ async def main(url: str, action: str, number: str) -> None:
     stop_before(int(number))
     if action == "raise_to":
         await guard.raise_to("seats/42", int(number))
-    elif action == "schema":
+    else:
         assert isinstance(backend, SupportsSchema)
         await backend.create_schema()
-    else:
-        assert isinstance(backend, SupportsFence)
-        await backend.acquire_fenced(Claim("seats/42", 60.0), [(guard, "seats/42")])
     say("done")
     await backend.aclose()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import itertools
 import json
 import math
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ import postgresql_stage
 import redis_stage
 from etcd_server import EtcdCluster
 from fault_proxy import FaultProxy
+from inside import BootClock
 from kahuna_server import KahunaServer
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -38,6 +39,7 @@ from redis_server import RedisServer
 from stays import PATIENCE, eventually, none_left
 from zookeeper_server import ZooKeeperServer
 
+from fencing_sdk._values.claim import Mode, mode_named
 from fencing_sdk.backends.kahuna.cluster import GET_INFO, AnswerType, body_of
 from fencing_sdk.backends.redis import scripts
 from fencing_sdk.backends.zookeeper.nodes import in_line
@@ -106,6 +108,14 @@ async def _counted(ask: Callable[[], Awaitable[int]], count: int) -> None:
     await eventually(reached, what=f"{count} wait", within=BUSY)
 
 
+def _waiting(modes: Sequence[Mode]) -> int:
+    """How many of a line do not hold, by the rules."""
+    holds = 0
+    while holds < len(modes) and (not holds or (modes[holds].word == modes[0].word and holds < modes[holds].width)):
+        holds += 1
+    return len(modes) - holds
+
+
 class Line:
     """A bench of a store that knows who waits."""
 
@@ -133,25 +143,29 @@ class SqliteBench(Line):
             with connection:
                 return connection.execute(statement, arguments).fetchall()
 
+    def lines(self) -> dict[str, list[Any]]:
+        """The living tickets of each name, as `LineFile` writes them: the moment of death is the sixth value."""
+        now = BootClock().now()
+        rows = self.ask("SELECT name, line FROM fencing_line")
+        return {name: [ticket for ticket in json.loads(line)[1] if ticket[5] > now] for name, line in rows}
+
     async def in_line(self, name: str) -> int:
-        return len(await asyncio.to_thread(self.ask, "SELECT owner FROM fencing_waiter WHERE name = ?", name))
+        tickets = (await asyncio.to_thread(self.lines)).get(name, [])
+        return sum(token is None for *_, token, _permit, _address in tickets)
 
     async def leavings(self) -> list[object]:
-        waiters = await asyncio.to_thread(self.ask, "SELECT name FROM fencing_waiter")
-        holders = await asyncio.to_thread(self.ask, "SELECT name FROM fencing_lock WHERE owner IS NOT NULL")
-        return [*waiters, *holders]
+        return [ticket for tickets in (await asyncio.to_thread(self.lines)).values() for ticket in tickets]
 
 
 class RedisBench(Line):
     connections = 1
     calls: Mapping[str, str] = MappingProxyType(
         {
-            "first acquire": scripts.ACQUIRE.text,  # a server without scripts is sent the text
-            "acquire": scripts.ACQUIRE.sha,
-            "renew": scripts.RENEW.sha,
-            "release": scripts.RELEASE.sha,
-            "join": scripts.STAND.sha,
-            "leave": scripts.RELEASE.sha,
+            **dict.fromkeys(("first acquire", "acquire"), scripts.DRAW.sha),
+            "renew": scripts.KEEP_MANY.sha,
+            "release": scripts.GIVE_BACK.sha,
+            "join": scripts.DRAW.sha,
+            "leave": scripts.GIVE_BACK.sha,
         }
     )
     leaves = 2
@@ -162,16 +176,16 @@ class RedisBench(Line):
         self.pause, self.resume = server.pause, server.resume
 
     def seconds_left(self, name: str) -> float:
-        return max(0, int(self.server.ask("PTTL", redis_stage.key(name)))) / 1000
+        return redis_stage.seconds_left(self.server, name)
 
     async def in_line(self, name: str) -> int:
-        return int(await self.server.command("ZCARD", redis_stage.key(name, "q")))
+        return await redis_stage.waiting(self.server, name)
 
     async def leavings(self) -> list[object]:
         return [*await redis_stage.keys(self.server), *await redis_stage.connections(self.server)]
 
 
-class QuorumBench(Line):
+class QuorumBench:
     """Three nodes. A fault of the server is one of a majority, a fault of the network one before every node."""
 
     connections = 1
@@ -193,9 +207,15 @@ class QuorumBench(Line):
         left = sorted(max(0, int(node.ask("PTTL", redis_stage.key(name, "h")))) for node in self.quorum.nodes)
         return left[self.quorum.majority - 1] / 1000
 
-    async def in_line(self, name: str) -> int:
-        lines = {int(await node.command("ZCARD", redis_stage.key(name, "hq"))) for node in self.quorum.nodes}
-        return lines.pop() if len(lines) == 1 else -1
+    async def waiting(self, name: str, count: int) -> None:
+        """A quorum knows of no waiters; they ask now and then."""
+        node = self.quorum.nodes[0]
+        before = await redis_stage.calls_of(node, "evalsha")
+
+        async def asked() -> bool:
+            return await redis_stage.calls_of(node, "evalsha") >= before + count
+
+        await eventually(asked, what=f"{count} ask")
 
     async def leavings(self) -> list[object]:
         left: list[object] = []
@@ -206,11 +226,13 @@ class QuorumBench(Line):
 
 
 class PostgresqlBench(Line):
-    connections = 1
+    connections = 2  # one for the requests, and one that listens
     calls: Mapping[str, str] = MappingProxyType(
         {
-            "first acquire": '"fencing".fencing_acquire($1',
-            **{call: f"fencing_{call}" for call in ("acquire", "renew", "release", "join", "leave")},
+            "first acquire": '"fencing".fencing_draw($1',
+            **dict.fromkeys(("acquire", "join"), "fencing_draw"),
+            "renew": "fencing_keep",
+            **dict.fromkeys(("release", "leave"), "fencing_give_back"),
         }
     )
     leaves = 2
@@ -234,10 +256,11 @@ class MysqlBench(Line):
     connections = 3  # one for the requests, one that sleeps, and one for renewals of rows that are locked
     calls: Mapping[str, str] = MappingProxyType(  # of the texts that commit
         {
-            **dict.fromkeys(("first acquire", "acquire", "renew"), "grants = x'5b7b"),
-            "release": "grants = x'5b5d'",
-            "join": "INSERT INTO fencing_waiter",
-            "leave": "DELETE FROM fencing_waiter",
+            **dict.fromkeys(("first acquire", "acquire"), "LAST_INSERT_ID"),
+            "renew": "UPDATE fencing_line SET dies = LEAST",
+            "release": "UPDATE fencing_line SET owner = ''",
+            "join": "INSERT INTO fencing_ticket",
+            "leave": "DELETE FROM fencing_ticket",
         }
     )
     leaves = 3
@@ -248,8 +271,9 @@ class MysqlBench(Line):
         self.pause, self.resume = server.pause, server.resume
 
     def seconds_left(self, name: str) -> float:
-        left = "SELECT (held_until - UNIX_TIMESTAMP(NOW(6)) * 1000000) / 1000000 FROM fencing_lock WHERE name = %s"
-        return max(0.0, *(float(seconds) for (seconds,) in self.server.ask(left, name)), 0.0)
+        left = "SELECT (dies - UNIX_TIMESTAMP(NOW(6)) * 1000000) / 1000000 FROM {} WHERE name = %s AND token > 0"
+        found = [row for table in ("line", "ticket") for row in self.server.ask(left.format(f"fencing_{table}"), name)]
+        return max(0.0, *(float(seconds) for (seconds,) in found), 0.0)
 
     async def in_line(self, name: str) -> int:
         return await mysql_stage.line(self.server, name)
@@ -277,7 +301,10 @@ class EtcdBench(Line):
         return max([0.0, *(max(0.001, seconds) for seconds in left if seconds >= 0)])
 
     async def in_line(self, name: str) -> int:
-        return len(await asyncio.to_thread(self._keys, name)) - 1  # without the holder
+        found = await asyncio.to_thread(self._keys, name)
+        line = sorted(found.values(), key=lambda kv: int(kv["create_revision"]))
+        values = [json.loads(b64decode(kv["value"])) for kv in line]
+        return _waiting([mode_named(value.get("mode", "lock"), value.get("of")) for value in values])
 
     async def leavings(self) -> list[object]:
         return list(await asyncio.to_thread(self.cluster.keys))
@@ -302,34 +329,8 @@ class ZooKeeperBench(Line):
         """Infinite while the node is there: ZooKeeper does not tell when a session will end."""
         return math.inf if self._line(name) else 0.0
 
-    def _waiters(self, name: str) -> int:
-        """
-        How many nodes in the line watch the one before.
-
-        Those that do not are tries, which are deleted again. Not told apart: a try of the client that holds the lock.
-        """
-        watches = self.server.say(
-            "wchp", patience=PATIENCE
-        ).splitlines()  # paths, and indented the sessions that watch each
-        watched: set[tuple[str, int]] = set()
-        path = ""
-        for line in watches:
-            if line.startswith("\t"):
-                watched.add((path, int(line, 16)))
-            else:
-                path = line
-        folder = f"/{self._root}/{name}"
-        pairs = itertools.pairwise(self._line(name))
-        return sum((f"{folder}/{ahead.name}", node.session) in watched for ahead, node in pairs)
-
     async def in_line(self, name: str) -> int:
-        return len(await asyncio.to_thread(self._line, name)) - 1  # without the holder
-
-    async def waiting(self, name: str, count: int) -> None:
-        async def watching() -> int:
-            return await asyncio.to_thread(self._waiters, name)
-
-        await _counted(watching, count)
+        return _waiting([node.mode for node in await asyncio.to_thread(self._line, name)])
 
     async def leavings(self) -> list[object]:
         return [node for name in "ab" for node in await asyncio.to_thread(self._line, name)]
@@ -363,7 +364,7 @@ class KahunaBench:
         return answer
 
     async def waiting(self, name: str, count: int) -> None:
-        """Kahuna knows of no waiters; they ask now and then."""
+        """Kahuna knows of no waiters; they try now and then."""
 
         async def asked() -> bool:
             requests = await asyncio.to_thread(self.server.seen, "try-lock")

@@ -37,7 +37,6 @@ from fencing_sdk import (
     LockHeldError,
     LossReason,
 )
-from fencing_sdk.abc import SupportsListing
 from fencing_sdk.backends import from_url
 from fencing_sdk.errors import NoLeaseError
 from fencing_sdk.recipes import Ran
@@ -179,7 +178,7 @@ class SyncSuite:
             workers = [threading.Thread(target=work) for _ in range(number)]
             for worker in workers:
                 worker.start()
-            if isinstance(from_url(url), SupportsListing):
+            if from_url(url).rings:
                 wait_until(all_stand_in_line, what="all threads stand in line", within=6 * LIMIT)
             watcher = threading.Thread(target=look)
             watcher.start()

@@ -102,9 +102,7 @@ class TestMysql(FailoverSuite):
             await group.promote()
             older = await early.lock("b", wait=PATIENCE, **FAR).acquire()
             group.primary.resume()
-            monkeypatch.setattr(
-                "fencing_sdk.backends.mysql.connection._HEAD_START", PATIENCE
-            )  # it comes back in its time
+            monkeypatch.setattr("fencing_sdk._values.tasks.HEAD_START", PATIENCE)  # it comes back in its time
             async with opened(group.url) as (late, _):
                 assert await answered(late.lock("a").try_acquire) is None
                 newer = await late.lock("b", wait=PATIENCE, **FAR).acquire()

@@ -15,20 +15,24 @@ from etcd_server import EtcdCluster
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from mysql_server import MysqlServer
-from patience import until
 from postgresql_server import PostgresqlServer
 from redis_quorum import Quorum
 from redis_server import RedisServer
 from zookeeper_server import ZooKeeperServer
 
-from fencing_sdk.abc import READER, WRITER, Claim, Grant, Permit, SupportsLossNotice, SupportsRevoking, SupportsShares
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Mode, Permit, Place
 from fencing_sdk.backends import from_url
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-PARTS = {"NAME": "[^/:]+", "OWNER": "[0-9a-f]{32}", "SESSION": "[0-9a-f]+", "NUMBER": "[0-9]+"}
+PARTS = {
+    "NAME": "[^/:]+",
+    "OWNER": "[0-9a-f]{32}",
+    "DIGEST": "[0-9a-f]{32}",
+    "SESSION": "[0-9a-f]+",
+    "NUMBER": "[0-9]+",
+}
 LABEL = "host 7"
 
 
@@ -44,7 +48,7 @@ def check(store: str, found: Iterable[str]) -> None:
     seen = set()
     for key in found:
         lines = [line for line in heard(store) if re.fullmatch(_pattern(line), key)]
-        assert len(lines) == 1, f"{key} is told by {lines}"
+        assert len(lines) == 1, f"{key} is named by {lines}"
         seen.add(lines[0])
     assert seen == set(heard(store))
 
@@ -58,25 +62,32 @@ def _pattern(line: str) -> str:
 
 @asynccontextmanager
 async def in_use(url: str) -> AsyncIterator[Any]:
-    """A store with holders, waiters, shares and a revocation."""
-    async with aclosing(from_url(url)) as backend, AsyncExitStack() as lines:
-        assert isinstance(await backend.acquire(Claim("a", 60.0, label=LABEL)), Grant)
-        waiters = [Claim("a", 60.0)]
-        if isinstance(backend, SupportsShares):
+    """A store with holders, waiters, shares, a ticket that stays for a while, and one that was ended."""
+    async with aclosing(from_url(url)) as backend, AsyncExitStack() as bells:
+
+        async def draw(name: str, mode: Mode = LOCK, *, waits: bool = False) -> Place:
+            claim = Claim(name, 60.0, label=LABEL, mode=mode)
+            if backend.rings:
+                bells.callback(backend.listen(claim, print))
+            place = await backend.draw(claim, only_if_it_holds=not waits)
+            assert isinstance(place, Place)
+            return place
+
+        await draw("a")
+        if "reader" in backend.modes:
             for _ in range(2):
-                for share in (Claim("b", 60.0, label=LABEL, mode=READER), Claim("c", 60.0, mode=Permit(2))):
-                    assert isinstance(await backend.acquire(share), Grant)
-            assert isinstance(await backend.acquire(Claim("e", 60.0, mode=WRITER)), Grant)
-            waiters += [Claim("b", 60.0, mode=WRITER), Claim("c", 60.0, mode=Permit(2))]
-        for waiter in waiters:
-            await lines.enter_async_context(in_line(backend, waiter))  # type: ignore[attr-defined]
-        if isinstance(backend, SupportsLossNotice):
-            backend.on_loss(print)
-            assert isinstance(await backend.acquire(Claim("f", 60.0)), Grant)
-        if isinstance(backend, SupportsRevoking):
-            grant = await backend.acquire(Claim("d", 60.0))
-            assert isinstance(grant, Grant)
-            assert await backend.revoke("d", grant.token, "a test")
+                for share in (("b", READER), ("c", Permit(2))):
+                    await draw(*share)
+            await draw("e", WRITER)
+        if backend.rings:
+            for waiter in (("a", LOCK), ("b", WRITER), ("c", Permit(2))):
+                await draw(*waiter, waits=True)
+        parked = Claim("f", 60.0)
+        await backend.draw(parked, only_if_it_holds=True)
+        await backend.give_back(parked, after=60.0)
+        place = await draw("d")
+        assert place.token is not None
+        assert await backend.end("d", place.token, "a test")
         yield backend
 
 
@@ -142,5 +153,4 @@ async def test_the_names_that_sqlite_keeps(tmp_path: Path):
         with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             check("SQLite", tables)
-            await until(lambda: connection.execute("SELECT count(*) FROM fencing_listener").fetchone()[0])
             assert all(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)

@@ -15,27 +15,19 @@ HERE = Path(__file__).parent
 BROKEN = HERE / "broken.py"
 EXPECTED: dict[str, tuple[str, ...]] = runpy.run_path(str(BROKEN))["EXPECTED"]
 CATCHES = [(broken, promise) for broken, promises in EXPECTED.items() for promise in promises]
-OUTAGES = (
-    "test_a_store_out_of_reach_is_an_error_of_ours",
-    "test_the_same_object_works_again_after_an_outage",
-    "test_a_lease_rides_out_an_outage",
-)
-OF_THE_CLIENT = {
-    "test_an_invalid_label_is_refused_before_the_store_sees_it",
-    "test_an_invalid_name_is_refused_before_the_store_sees_it",
-    "test_an_odd_number_is_refused_before_the_store_sees_it",
-}
-"""Promises about what a backend never gets to see, so that none can break them."""
+OF_PROCESSES = {"test_processes_count_exactly"}
+"""Broken backends live in one process; `test_many_tasks_count_exactly` is the same promise there."""
 BUGS_OF_THE_BENCH = ("AttributeError", "NameError", "TypeError", "ImportError", "KeyError", "fixture")
 
 
 def play_all(folder: Path) -> None:
     """Run the suite on all broken backends, with a report in *folder*."""
-    wanted = [*CATCHES, *(("Sound", promise) for promise in OUTAGES)]
-    tests = [f"{BROKEN}::Test{broken}::{promise}" for broken, promise in wanted]
+    tests = [f"{BROKEN}::Test{broken}::{promise}" for broken, promise in CATCHES]
     quiet = ["-q", "-n0", "--tb=line", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
     command = [sys.executable, "-m", "pytest", *quiet, f"--junitxml={folder / 'report.xml'}"]
-    done = subprocess.run([*command, *tests], cwd=HERE.parent.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, f"{BROKEN}::TestSound", *tests], cwd=HERE.parent.parent, capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stdout + done.stderr
 
 
@@ -57,17 +49,17 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
 def test_a_broken_backend_is_caught(verdicts, broken: str, promise: str):
     failures = [failure for failure in verdicts[broken, promise] if failure]
     assert failures, f"{promise} does not notice {broken}"
-    assert not any(failure.startswith(BUGS_OF_THE_BENCH) for failure in failures)
+    assert not any(failure.startswith(BUGS_OF_THE_BENCH) for failure in failures), failures
 
 
-@pytest.mark.parametrize("promise", OUTAGES)
-def test_a_sound_backend_passes(verdicts, promise: str):
-    assert verdicts["Sound", promise]
-    assert not any(verdicts["Sound", promise])
+def test_a_sound_backend_passes(verdicts):
+    played = {promise: failures for (broken, promise), failures in verdicts.items() if broken == "Sound"}
+    assert len(played) > 100
+    assert not [promise for promise, failures in played.items() if any(failures)]
 
 
 def test_every_promise_catches_a_broken_backend():
     promises = {name for name in dir(BackendSuite) if name.startswith("test_")}
     caught = {promise for _, promise in CATCHES}
-    assert OF_THE_CLIENT.isdisjoint(caught)
-    assert promises - caught == OF_THE_CLIENT
+    shown = {name for name in dir(runpy.run_path(str(BROKEN))["Bench"]) if name.startswith("test_")}
+    assert promises | shown == caught | OF_PROCESSES

@@ -1,6 +1,6 @@
 """Every store with a line serves waiters as `WaitersSuite` says."""
 
-from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
+from on_stores import OnEtcd, OnMysql, OnPostgresql, OnRedis, OnSqlite, OnZooKeeper
 from waiters_suite import WaitersSuite
 
 pytest_plugins = ["etcd_fixtures", "mysql_fixtures", "postgresql_fixtures", "redis_fixtures", "zookeeper_fixtures"]
@@ -10,9 +10,6 @@ class TestSqlite(OnSqlite, WaitersSuite): ...
 
 
 class TestRedis(OnRedis, WaitersSuite): ...
-
-
-class TestRedisQuorum(OnRedisQuorum, WaitersSuite): ...
 
 
 class TestPostgresql(OnPostgresql, WaitersSuite): ...

@@ -1,30 +1,22 @@
-"""What scenarios on etcd share: what an operator sees of a lock, and a process that waits for one."""
+"""What scenarios on etcd share: what an operator sees of a lock, and clients that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from child_processes import guarded
 from etcd_server import EtcdCluster
 from event_log import CLOCK, Log
-from patience import until
 from stays import PATIENCE, Stay
 
 from fencing_sdk import LockClient
 from fencing_sdk._etcd import Gateway
-from fencing_sdk.abc import Backend, Claim, Grant
+from fencing_sdk.abc import Backend, Claim, Place
 from fencing_sdk.backends.etcd import EtcdBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.events import Renewed
-
-WORKER = Path(__file__).parents[1] / "stores" / "etcd" / "etcd_waiters.py"
 
 SHORT_IN_LINE = {"ttl": 6.0, "safety_buffer": 2.4, "heartbeat_interval": 0.4}
 """`SHORT` for a lease that is to be lost after another claim has joined the line: it is valid for 3.5 s, not 1.6 s."""
@@ -58,9 +50,41 @@ def keep_no_lease_alive_first(backend: EtcdBackend) -> None:
 
 
 async def granted(backend: Backend, claim: Claim) -> int:
-    outcome = await backend.acquire(claim)
-    assert isinstance(outcome, Grant), outcome
-    return outcome.token
+    place = await backend.draw(claim, only_if_it_holds=True)
+    assert isinstance(place, Place), place
+    assert place.token is not None
+    return place.token
+
+
+async def kept(backend: Backend, *claims: Claim) -> list[bool]:
+    """Keep tickets; return which of them are there."""
+    return [isinstance(answer, Place) for answer in await backend.keep([(claim, 0) for claim in claims])]
+
+
+class Late:
+    """The requests of a backend; those that `late` picks are carried out when `deliver` is called."""
+
+    def __init__(self, backend: EtcdBackend, late: Callable[[dict[str, Any]], bool]) -> None:
+        self._call = backend._gateway.call
+        self._late = late
+        self._delivered = asyncio.Event()
+        self.tasks: list[asyncio.Task[Any]] = []
+        backend._gateway.call = self._pass  # type: ignore[method-assign]
+
+    async def _pass(self, operation: str, path: str, body: dict[str, Any], **options: bool) -> Any:
+        if not self._late(body):
+            return await self._call(operation, path, body, **options)
+        self.tasks.append(asyncio.create_task(self._deliver(operation, path, body, **options)))
+        return await asyncio.shield(self.tasks[-1])  # a caller that is cancelled does not take the request back
+
+    async def _deliver(self, *request: Any, **options: bool) -> Any:
+        await self._delivered.wait()
+        return await self._call(*request, **options)
+
+    async def deliver(self) -> None:
+        """See all that was held back carried out."""
+        self._delivered.set()
+        await asyncio.wait(self.tasks)
 
 
 @asynccontextmanager
@@ -100,87 +124,3 @@ async def in_order(stays: Sequence[Stay]) -> None:
         tokens.append(stay.token)
         await stay.end()
     assert tokens == sorted(set(tokens))
-
-
-class Waiters:
-    """A process with waiters, and what it said."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.said: list[dict[str, Any]] = []
-        self._listening = asyncio.create_task(self._listen())
-
-    async def _listen(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            self.said.append(json.loads(line))
-
-    async def heard(self, kind: str) -> dict[str, Any]:
-        """Wait until it said something of this *kind*."""
-        await until(
-            lambda: any(said["kind"] == kind for said in self.said),
-            what=f"the process says {kind}",
-            within=5 * PATIENCE,
-        )
-        return next(said for said in self.said if said["kind"] == kind)
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
-        await self._listening
-
-
-@asynccontextmanager
-async def waiters(url: str, name: str, *, ttl: float, count: int = 1) -> AsyncIterator[Waiters]:
-    """A process in which so many wait for a lock."""
-    command = guarded([sys.executable, str(WORKER), url, name, str(ttl), str(count)])
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    running = Waiters(process)
-    try:
-        yield running
-    finally:
-        await running.kill()
-
-
-class Transactions:
-    """The requests of a backend that write: `lost` ones are carried out without an answer, `late` ones when told."""
-
-    def __init__(self, backend: EtcdBackend) -> None:
-        self._call = backend._gateway.call
-        self.lost: Callable[[dict[str, Any]], bool] = lambda _: False
-        self.late: Callable[[dict[str, Any]], bool] = lambda _: False
-        self.tasks: list[asyncio.Task[Any]] = []
-        self._delivered = asyncio.Event()
-        self._gateway = backend._gateway
-
-    def __enter__(self) -> Self:
-        self._gateway.call = self._pass  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._gateway.call = self._call  # type: ignore[method-assign]
-
-    async def _pass(self, operation: str, path: str, body: dict[str, Any], **options: bool) -> Any:
-        writes = any(word in json.dumps(body) for word in ("request_put", "request_delete_range"))
-        if writes and self.late(body):
-            self.tasks.append(asyncio.create_task(self._deliver(operation, path, body, **options)))
-            raise BackendUnavailableError("EtcdBackend", operation, "no answer")
-        reply = await self._call(operation, path, body, **options)
-        if writes and self.lost(body):
-            raise BackendUnavailableError("EtcdBackend", operation, "the answer is lost")
-        return reply
-
-    async def _deliver(self, *request: Any, **options: bool) -> Any:
-        await self._delivered.wait()
-        return await self._call(*request, **options)
-
-    async def deliver(self) -> None:
-        self._delivered.set()
-        await asyncio.wait(self.tasks)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from event_log import CLOCK
-from inside import holder_of
+from looking import holder
 
 from fencing_sdk import Lease, LeaseLostError
-from fencing_sdk.abc import Busy, Claim, Grant, PlaceInLine, Renewal, WaiterNotice
+from fencing_sdk.abc import Bell, Busy, Claim, Gone, Kept, News, Place
 from fencing_sdk.backends.memory import MemoryBackend
 
 OPERATIONS = ("acquire", "renew", "release", "inspect")
@@ -35,35 +35,37 @@ class LedgerBackend(MemoryBackend):
         super().__init__(**options)
         self.entries: list[Entry] = []
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
         at = CLOCK.now()
-        answer = await super().acquire(claim)
-        granted = isinstance(answer, Grant)
-        self.entries.append(Entry("acquire", claim.holder, at, answer.token if granted else -1, granted))
-        return answer
+        place = await super().draw(claim, only_if_it_holds=only_if_it_holds)
+        token = place.token if isinstance(place, Place) else None
+        self.entries.append(Entry("acquire", claim.holder, at, -1 if token is None else token, token is not None))
+        return place
 
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceInLine:
-        def handed(grant: Grant | None = None, age: float = 0.0) -> None:
-            if grant is not None:
-                self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), grant.token))
-            notify(grant, age)
-
-        return super().stand(claim, handed, hand_over=hand_over)
-
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
         at = CLOCK.now()
-        answers = await super().renew(claims)
-        for claim, answer in zip(claims, answers, strict=True):
-            self.entries.append(Entry("renew", claim.holder, at, done=answer is Renewal.RENEWED))
+        answers = await super().keep(tickets)
+        for (claim, _), answer in zip(tickets, answers, strict=True):
+            token = answer.token if isinstance(answer, Place) else None
+            if token is not None and not self.of("acquire", claim.holder):  # its turn has come
+                self.entries.append(Entry("acquire", claim.holder, at, token))
+            self.entries.append(Entry("renew", claim.holder, at, done=token is not None))
         return answers
 
-    async def release(self, claim: Claim) -> Renewal | None:
-        before = await self.inspect(claim.name)
-        refusal = await super().release(claim)
-        after = await self.inspect(claim.name)
-        freed = before is not None and (after is None or after.token != before.token)
-        self.entries.append(Entry("release", holder_of(claim.owner), CLOCK.now(), before.token if freed else -1, freed))
-        return refusal
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        before = await holder(self, claim.name)
+        gone = await super().give_back(claim, after=after)
+        freed = before is not None and before.id == claim.holder and gone is None
+        self.entries.append(Entry("release", claim.holder, CLOCK.now(), before.token if freed else -1, freed))
+        return gone
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        def heard(news: News) -> None:
+            if isinstance(news, Place):
+                self.entries.append(Entry("acquire", claim.holder, CLOCK.now(), news.token))
+            bell(news)
+
+        return super().listen(claim, heard)
 
     def of(self, operation: str, holder: str | None = None) -> list[Entry]:
         """What was done (refusals left out), for everybody or for one holder."""
@@ -75,8 +77,12 @@ class LedgerBackend(MemoryBackend):
 
     @property
     def tidy(self) -> bool:
-        """Whether no grant and no waiter is left."""
-        return len(self._table) == 0 and not self._waiters
+        """Whether no ticket and no bell is left."""
+        return not any(line.rows for line in self._lines._lines.values()) and not self._bells
+
+    def waiting(self, name: str) -> int:
+        """How many tickets wait."""
+        return sum(ticket.token is None for ticket in self._lines.tickets(name))
 
 
 class Tracks:

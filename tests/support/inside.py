@@ -21,7 +21,6 @@ from fencing_sdk._values.reports import (
     say_kept,
 )
 from fencing_sdk._values.token import TOKEN_LIMIT
-from fencing_sdk.backends._shared.rules import LINE_POLL, LINE_TTL
 from fencing_sdk.backends.memory import MemoryBackend
 
 M = TypeVar("M", bound=MemoryBackend)
@@ -30,9 +29,6 @@ __all__ = [
     "CALL_LIMIT",
     "LABEL_LIMIT",
     "LAST_CALL",
-    "LINE_POLL",
-    "LINE_TTL",
-    "LONGEST_PAUSE",
     "THIS_PROCESS",
     "TOKEN_LIMIT",
     "AnyLease",
@@ -61,11 +57,10 @@ THIS_PROCESS = "fencing_sdk._lease_state._this_process"
 
 LAST_CALL = "fencing_sdk._engine.acquisition._LAST_CALL"
 CALL_LIMIT = "fencing_sdk._engine.engine._CALL_LIMIT"
-LONGEST_PAUSE = "fencing_sdk._engine.acquisition._LONGEST_PAUSE"
 
 
 def memory_on(clock: Clock, kind: Callable[..., M] = MemoryBackend, **options: object) -> M:
     """Make a store in memory whose grants end by *clock*."""
     backend = kind(**options)
-    backend._clock = clock
+    backend._lines.clock = clock
     return backend

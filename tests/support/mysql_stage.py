@@ -87,9 +87,10 @@ async def kill(server: MysqlServer, *numbers: int, what: str = "") -> None:
 
 async def line(server: MysqlServer, name: str = "a") -> int:
     """How many wait for a lock."""
-    if not await server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
+    if not await server.fetch("SHOW TABLES LIKE 'fencing_ticket'"):
         return 0
-    return int(await server.value("SELECT count(*) FROM fencing_waiter WHERE name = %s", name))
+    waits = "token IS NULL AND dies > UNIX_TIMESTAMP(NOW(6)) * 1000000"
+    return int(await server.value(f"SELECT count(*) FROM fencing_ticket WHERE name = %s AND {waits}", name))
 
 
 async def waiting(server: MysqlServer, number: int, name: str = "a", *, within: float = PATIENCE) -> None:
@@ -100,14 +101,12 @@ async def waiting(server: MysqlServer, number: int, name: str = "a", *, within: 
 
 
 async def leavings(server: MysqlServer) -> list[object]:
-    """Leases, places in lines, and connections."""
+    """Tickets and connections."""
     found: list[object] = list(await server.fetch(SESSIONS))
-    if await server.fetch("SHOW TABLES LIKE 'fencing_waiter'"):
-        now = "UNIX_TIMESTAMP(NOW(6)) * 1000000"
-        found += await server.fetch(f"SELECT name FROM fencing_lock WHERE held_until > {now}")
-        found += await server.fetch(
-            f"SELECT name FROM fencing_waiter JOIN fencing_sign USING (waiter_group) WHERE seen > {now} - 3000000"
-        )
+    if await server.fetch("SHOW TABLES LIKE 'fencing_ticket'"):
+        lives = "dies > UNIX_TIMESTAMP(NOW(6)) * 1000000"
+        found += await server.fetch(f"SELECT name FROM fencing_line WHERE {lives}")
+        found += await server.fetch(f"SELECT name FROM fencing_ticket WHERE {lives} AND ended IS NULL")
     return found
 
 

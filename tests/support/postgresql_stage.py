@@ -16,13 +16,14 @@ from stays import LONG, PATIENCE, Stay, answered, eventually, none_left, opened,
 from fencing_sdk import LockHeldError
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
 
-HELD = "SELECT name FROM fencing.fencing_lock WHERE owner IS NOT NULL AND expires_at > clock_timestamp()"
-LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM fencing.fencing_lock WHERE name = $1"
-ENDS = "SELECT (extract(epoch FROM expires_at) * 1000000)::int8 FROM fencing.fencing_lock WHERE name = $1"
-WAITING = "SELECT name FROM fencing.fencing_waiter WHERE seen > clock_timestamp() - interval '3 seconds'"
-"""Without waiters that are removed soon: a request to join may arrive late, on a connection that was dropped."""
-
-LINE = "SELECT count(*) FROM fencing.fencing_waiter WHERE name = $1"
+LIVING = "ended IS NULL AND dies > clock_timestamp()"
+LEFT = (
+    "SELECT extract(epoch FROM dies - clock_timestamp())::float8 FROM fencing.fencing_ticket"
+    f" WHERE name = $1 AND token IS NOT NULL AND {LIVING}"
+)
+ENDS = "SELECT (extract(epoch FROM dies) * 1000000)::int8 FROM fencing.fencing_ticket WHERE name = $1 AND token > 0"
+TICKETS = f"SELECT name FROM fencing.fencing_ticket WHERE {LIVING}"
+LINE = f"SELECT count(*) FROM fencing.fencing_ticket WHERE name = $1 AND token IS NULL AND {LIVING}"
 OTHERS = f"datname = current_database() AND backend_type = 'client backend' AND application_name <> '{BENCH_NAME}'"
 SESSIONS = f"SELECT pid, query, usename FROM pg_stat_activity WHERE {OTHERS}"
 LISTENING = f"SELECT pid FROM pg_stat_activity WHERE {OTHERS} AND query ILIKE 'listen%'"
@@ -67,15 +68,14 @@ async def waiting(server: PostgresqlServer, number: int, name: str = "a", *, wit
 
 
 async def _known(server: PostgresqlServer) -> bool:
-    return await server.value("SELECT to_regclass('fencing.fencing_waiter')") is not None
+    return await server.value("SELECT to_regclass('fencing.fencing_ticket')") is not None
 
 
 async def leavings(server: PostgresqlServer) -> list[object]:
-    """Leases, places in lines, and connections."""
+    """Tickets and connections."""
     found: list[object] = [record["query"] for record in await sessions(server)]
     if await _known(server):
-        found += [record["name"] for record in await server.fetch(HELD)]
-        found += [record["name"] for record in await server.fetch(WAITING)]
+        found += [record["name"] for record in await server.fetch(TICKETS)]
     return found
 
 

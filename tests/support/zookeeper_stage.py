@@ -11,7 +11,7 @@ from kazoo.protocol.serialization import Create2, Delete, Exists
 from stays import PATIENCE, eventually
 
 from fencing_sdk import LockClient
-from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.abc import Claim, Gone, Place
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.driver import (
     ALL_CLIENTS,
@@ -19,6 +19,7 @@ from fencing_sdk.backends.zookeeper.driver import (
     KazooDriver,
     NodeEnds,
 )
+from fencing_sdk.backends.zookeeper.lines import OwnTicket
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -37,7 +38,8 @@ class Operator:
 
     async def line(self, name: str) -> list[str]:
         """The nodes of those who hold or wait."""
-        return [node.name for node in await self._backend._recipe.look(await self.session(), name)]
+        look = await self._backend._recipe.look(await self.session(), name)
+        return [node.name for node in look.line]
 
     async def delete(self, name: str, *nodes: str) -> None:
         """Delete *nodes*; without any, the whole folder of a lock."""
@@ -65,25 +67,44 @@ class Operator:
         await eventually(look, what=f"{number} in line")
 
 
+def tickets_of(backend: ZooKeeperBackend) -> list[OwnTicket]:
+    """The tickets that a backend object knows as its own."""
+    return backend._tickets._all()
+
+
 async def in_place(locks: LockClient, number: int = 1) -> None:
     """Wait until so many of a client have a place in a line and watch whoever is ahead."""
     backend = locks._backend
     assert isinstance(backend, ZooKeeperBackend)
 
     async def look() -> bool:
-        return sum(bool(own_node.watched) for own_node in backend._own_nodes.all()) == number
+        lines = backend._tickets._lines
+        waiting = [own for own in tickets_of(backend) if not own.holds]
+        return sum(own not in lines[own.claim.name].unwatched for own in waiting) == number
 
     await eventually(look, what=f"{number} wait")
 
 
-async def granted(backend: ZooKeeperBackend, claim: Claim) -> Grant:
-    """Ask for a grant until there is one: a connection may break, or take its time."""
+async def granted(backend: ZooKeeperBackend, claim: Claim) -> Place:
+    """Draw until the ticket holds: a connection may break, or take its time."""
     async with asyncio.timeout(PATIENCE):
         while True:
             with suppress(BackendUnavailableError):
-                if isinstance(outcome := await backend.acquire(claim), Grant):
+                outcome = await backend.draw(claim)
+                if isinstance(outcome, Place) and outcome.token is not None:
                     return outcome
             await asyncio.sleep(0.01)
+
+
+async def kept(backend: ZooKeeperBackend, *claims: Claim) -> list[Place | Gone | None]:
+    """Keep tickets, whatever their numbers are."""
+    return list(await backend.keep([(claim, 0) for claim in claims]))
+
+
+async def held_by(backend: ZooKeeperBackend, name: str) -> list[str]:
+    """The digests of those who hold a name."""
+    (seen,) = await backend.tickets([name])
+    return [each.holder for each in seen if each.token is not None]
 
 
 @asynccontextmanager
@@ -122,27 +143,25 @@ async def _close_by_another(session: ZooKeeperSession) -> bool:
 
 
 class Answers:
-    """The grants of a backend: carried out, and then not answered (`lost`), or answered when told (`slow`)."""
+    """The turns that a backend writes: carried out, and then not answered (`lost`), or answered when told (`slow`)."""
 
     def __init__(self, backend: ZooKeeperBackend) -> None:
         self.lost = 0
         self.slow = asyncio.Event()
         self.slow.set()
         self.carried_out = 0
-        self._recipe = backend._recipe
-        self._calls = {name: getattr(self._recipe, name) for name in ("write_number", "change_phase")}
+        self._recipe: Any = backend._recipe
+        self._write = backend._recipe.write
 
     def __enter__(self) -> Self:
-        for name in self._calls:
-            setattr(self._recipe, name, lambda *args, called=name, **kwargs: self._pass(called, *args, **kwargs))
+        self._recipe.write = self._pass
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, call in self._calls.items():
-            setattr(self._recipe, name, call)
+        self._recipe.write = self._write
 
-    async def _pass(self, called: str, *args: Any, **kwargs: Any) -> Any:
-        answer = await asyncio.shield(asyncio.ensure_future(self._calls[called](*args, **kwargs)))
+    async def _pass(self, *args: Any, **kwargs: Any) -> Any:
+        answer = await asyncio.shield(asyncio.ensure_future(self._write(*args, **kwargs)))
         self.carried_out += 1
         await self.slow.wait()
         if self.lost:

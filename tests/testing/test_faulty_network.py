@@ -6,19 +6,22 @@ from collections import Counter
 
 import pytest
 from inside import LoopClock, memory_on, on_clock
+from looking import holder
 
 from fencing_sdk import LockClient
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import ConfigurationError
 from fencing_sdk.testing import FaultyBackend, World
 
 CALLS = {
-    "acquire": lambda backend: backend.acquire(Claim("a", 60)),
-    "renew": lambda backend: backend.renew([Claim("a", 60)]),
-    "release": lambda backend: backend.release(Claim("a", 60)),
-    "inspect": lambda backend: backend.inspect("a"),
+    "acquire": lambda backend: backend.draw(Claim("a", 60)),
+    "renew": lambda backend: backend.keep([(Claim("a", 60), 0)]),
+    "release": lambda backend: backend.give_back(Claim("a", 60)),
+    "inspect": lambda backend: backend.tickets(["a"]),
 }
+VERBS = {"acquire": "draw", "renew": "keep", "release": "give_back", "inspect": "tickets"}
+"""What arrives at the store."""
 every_operation = pytest.mark.parametrize("operation", CALLS)
 
 
@@ -31,6 +34,8 @@ class Store:
 
     def __getattr__(self, operation):
         found = getattr(self.memory, operation)
+        if not callable(found):
+            return found
 
         def arrive(*arguments, **options):
             self.arrived[operation] += 1
@@ -67,14 +72,14 @@ async def test_a_dropped_request_never_arrives_and_nobody_says_so(backend, store
     assert await is_waited_for(CALLS[operation](backend))
     assert not store.arrived
     await CALLS[operation](backend)
-    assert store.arrived == {operation: 1}
+    assert store.arrived == {VERBS[operation]: 1}
 
 
 @every_operation
 async def test_a_request_may_be_applied_without_any_answer(backend, store, operation):
     backend.lose_reply(operation, silent=True, times=1)
     assert await is_waited_for(CALLS[operation](backend))
-    assert store.arrived == {operation: 1}
+    assert store.arrived == {VERBS[operation]: 1}
 
 
 @every_operation
@@ -82,22 +87,22 @@ async def test_a_duplicated_request_is_answered_and_arrives_twice(backend, store
     backend.duplicate(operation, times=1)
     await CALLS[operation](backend)
     await backend.delivered()
-    assert store.arrived == {operation: 2}
+    assert store.arrived == {VERBS[operation]: 2}
     await CALLS[operation](backend)
     await backend.delivered()
-    assert store.arrived == {operation: 3}
+    assert store.arrived == {VERBS[operation]: 3}
 
 
 async def test_the_copy_of_a_request_comes_late_and_after_its_caller_has_left(backend, store):
     claim = Claim("a", 60)
     backend.duplicate("acquire", 0.5, times=1)
-    assert isinstance(await backend.acquire(claim), Grant)
+    assert isinstance(await backend.draw(claim), Place)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert store.arrived == {"acquire": 1}
-    await backend.release(claim)
+    assert store.arrived == {"draw": 1}
+    await backend.give_back(claim)
     await backend.delivered()
-    assert (await backend.inspect("a")).token == 2, "the late copy has taken the lock again"
+    assert (await holder(backend, "a")).token == 2, "the late copy has taken the lock again"
 
 
 async def test_a_copy_is_on_its_way_although_the_first_request_was_given_up(store):
@@ -105,9 +110,9 @@ async def test_a_copy_is_on_its_way_although_the_first_request_was_given_up(stor
     slow.drop("acquire", times=1)
     backend = FaultyBackend(slow)
     backend.duplicate("acquire", 0.01)
-    assert await is_waited_for(backend.acquire(Claim("a", 60)))
+    assert await is_waited_for(backend.draw(Claim("a", 60)))
     await backend.delivered()
-    assert store.arrived == {"acquire": 1}
+    assert store.arrived == {"draw": 1}
 
 
 @pytest.mark.parametrize("fault", ["drop", "duplicate"])
@@ -152,7 +157,7 @@ def test_a_late_copy_of_an_acquisition_does_not_keep_the_lock():
                 pass
             await backend.delivered()
             await asyncio.sleep(1.1)
-            return await store.inspect("a")
+            return await holder(store, "a")
 
     assert in_a_world(work) is None
 
@@ -162,10 +167,10 @@ def test_a_duplicated_renewal_is_no_second_opinion():
         backend = FaultyBackend(MemoryBackend(tokens="counter"))
         backend.duplicate("renew")
         claim = Claim("a", 60)
-        await backend.acquire(claim)
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        await backend.release(claim)
+        place = await backend.draw(claim)
+        assert await backend.keep([(claim, 0)]) == [place]
+        await backend.give_back(claim)
         await backend.delivered()
-        return await backend.inspect("a")
+        return await holder(backend, "a")
 
     assert in_a_world(work) is None, "the copy of a renewal must not create what was released"

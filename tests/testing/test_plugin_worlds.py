@@ -15,8 +15,7 @@ from fencing_sdk import (
     current_lease,
 )
 from fencing_sdk._engine import acquisition
-from fencing_sdk.abc import Grant
-from fencing_sdk.backends._shared import rules as _table
+from fencing_sdk.abc import Place
 from fencing_sdk.testing import World
 
 pytest_plugins = ["fencing_sdk.testing.plugin"]
@@ -274,7 +273,6 @@ async def test_a_lease_of_any_event_loop_ends_now(faulty_backend, end, reason, b
 
 
 async def test_the_next_in_line_is_woken_when_a_lease_ends(faulty_backend, end, monkeypatch):
-    monkeypatch.setattr(_table, "LINE_POLL", 3600.0)
     monkeypatch.setattr(acquisition, "_LONGEST_PAUSE", 3600.0)  # else it would find out by itself
     async with connect(faulty_backend._backend) as locks:
         lease = await locks.lock(NAME, ttl=3600).acquire()
@@ -307,15 +305,19 @@ def test_a_lease_whose_event_loop_does_not_run_now_is_refused(faulty_backend, en
 
 async def test_a_store_that_takes_no_orders_is_refused(end):
     class Foreign:
-        async def acquire(self, claim):
-            return Grant(1)
+        modes, rings = {"lock"}, False
+        end = tickets = names = None
 
-        async def renew(self, claims):
+        async def draw(self, claim, **options):
+            return Place(1)
+
+        async def keep(self, tickets):
             return []
 
-        async def release(self, claim): ...
+        async def give_back(self, claim, **options): ...
 
-        async def inspect(self, name): ...
+        def listen(self, claim, bell):
+            return lambda: None
 
         async def aclose(self): ...
 

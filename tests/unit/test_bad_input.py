@@ -22,7 +22,6 @@ from inside import LoopClock, label_of, memory_on, on_clock
 from virtual_time import in_virtual_time
 
 from fencing_sdk import ConfigurationError, LockClient, connect, sync
-from fencing_sdk.abc import Claim
 from fencing_sdk.backends import BUILTIN, from_url
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.backends.postgresql import DRIVER_OPTIONS as LIBPQ_OPTIONS
@@ -42,9 +41,9 @@ class Unasked(MemoryBackend):
         super().__init__()
         self.requests: list[object] = []
 
-    async def acquire(self, claim: Claim) -> Any:
+    async def draw(self, claim, **options):
         self.requests.append(claim)
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
     async def inspect(self, name: str) -> Any:
         self.requests.append(name)

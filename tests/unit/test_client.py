@@ -2,11 +2,14 @@
 
 import asyncio
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis.asyncio
 from kazoo.client import KazooClient
+from looking import holder
+from virtual_time import settle
 
 from fencing_sdk import (
     BackendUnavailableError,
@@ -55,7 +58,7 @@ def test_connecting_without_any_url_names_the_variable(monkeypatch):
 def test_what_is_neither_a_url_nor_a_backend_is_refused_by_the_name_of_the_parameter(url, options):
     with pytest.raises(
         ConfigurationError,
-        match=r"^url must be a URL or an object, not|^url must be a URL or an object with the five calls",
+        match=r"^url must be a URL or an object, not|^url must be a URL or an object with the verbs of",
     ):
         connect(url, **options)
 
@@ -65,13 +68,13 @@ async def test_options_of_the_backend_are_passed_on():
         assert lease.token == 1
 
 
-def test_a_thing_without_the_five_calls_is_no_backend_and_the_error_lists_what_it_lacks():
+def test_a_thing_without_the_verbs_is_no_backend_and_the_error_lists_what_it_lacks():
     class Half:
-        async def acquire(self, claim): ...
+        async def draw(self, claim, **options): ...
 
-        async def release(self, claim): ...
+        async def give_back(self, claim, **options): ...
 
-    with pytest.raises(ConfigurationError, match="Half lacks renew, inspect, aclose"):
+    with pytest.raises(ConfigurationError, match="Half lacks keep, end, tickets, names, listen, aclose, modes, rings"):
         LockClient(Half())
 
 
@@ -121,6 +124,7 @@ async def test_closing_tells_those_who_hold_and_those_who_wait(stage):
         async with stage.lock():
             waiting = asyncio.create_task(stage.lock().acquire())
             await stage.heard("acquiring")
+            await settle()
             await stage.client.aclose()
 
     with pytest.raises(LeaseLostError):
@@ -184,8 +188,8 @@ async def test_a_namespace_prefixes_the_stores_names_and_nobody_elses():
         async with locks.lock("seats") as lease:
             assert lease.name == "seats"
             assert (await locks.inspect("seats")).token == lease.token
-            assert await store.inspect("seats") is None
-            assert (await store.inspect("shop:seats")).token == lease.token
+            assert await holder(store, "seats") is None
+            assert (await holder(store, "shop:seats")).token == lease.token
             async with others.lock("seats"):
                 pass
             assert await others.lock("shop:seats").try_acquire() is None
@@ -234,12 +238,16 @@ async def test_a_backend_in_use_is_refused_to_another_loop(make, tmp_path):
 @pytest.mark.parametrize("make", [MemoryBackend, lambda: FaultyBackend(MemoryBackend())])
 async def test_the_calls_of_a_backend_in_memory_are_refused_to_another_loop(make):
     store, claim = make(), Claim("a", 60.0)
-    await store.acquire(claim)
-    for call in (lambda: store.acquire(claim), lambda: store.renew([claim]), lambda: store.release(claim)):
+    await store.draw(claim)
+    for call in (lambda: store.draw(claim), lambda: store.keep([(claim, 0)]), lambda: store.give_back(claim)):
         with pytest.raises(UsageError, match="in use in another event loop"):
-            await in_another_loop(call)
+            await in_another_loop(partial(_calling, call))
     await store.aclose()
-    assert await in_another_loop(lambda: store.release(claim)) is None
+    assert await in_another_loop(partial(_calling, lambda: store.give_back(claim))) is None
+
+
+async def _calling(call):
+    return await call()
 
 
 async def test_a_backend_goes_from_a_loop_that_has_ended_to_the_next():

@@ -9,6 +9,7 @@ from functools import partial
 import anyio
 import pytest
 from inside import LoopClock, held_here, memory_on, on_clock
+from looking import holder
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -99,6 +100,7 @@ async def test_a_lost_lead_cancels_the_body_and_the_loop_leads_again_with_a_high
         await asyncio.sleep(2)
         assert election.leading
         two.store.take_away("scheduler")
+        await asyncio.sleep(0)
         assert not election.leading, "at once, and not when the body has ended"
         assert election.standing is ElectionStanding.ENDING
         await asyncio.sleep(1)
@@ -107,7 +109,7 @@ async def test_a_lost_lead_cancels_the_body_and_the_loop_leads_again_with_a_high
         leading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leading
-        assert await two.store.inspect("scheduler") is None
+        assert await holder(two.store, "scheduler") is None
 
 
 @in_virtual_time
@@ -183,7 +185,7 @@ async def test_a_fence_that_has_seen_a_later_token_leaves_the_loop():
     async with TwoProcesses() as two:
         with pytest.raises(StaleTokenError):
             await two.lead(two.election(fences=[guard]))
-        assert await two.store.inspect("scheduler") is None
+        assert await holder(two.store, "scheduler") is None
 
 
 @in_virtual_time
@@ -335,6 +337,7 @@ async def test_a_lead_that_is_lost_before_the_term_is_entered_is_no_error():
         async for term in two.election():
             if not terms:
                 two.store.take_away("scheduler")
+                await asyncio.sleep(0)
             async with term as lease:
                 terms.append(lease.held)
                 await asyncio.sleep(0)
@@ -568,6 +571,7 @@ async def test_a_candidate_is_one_again_when_the_store_has_answered():
         assert election.standing is ElectionStanding.CANDIDATE
         for _ in range(2):
             two.network.fail("acquire")
+            two.network.fail("renew")
             await asyncio.sleep(TTL + 5)  # and a pause between two tries
             for _ in range(100):
                 assert election.standing is ElectionStanding.UNAVAILABLE, "for as long as it lasts"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import tenacity
 from inside import BootClock, LoopClock, memory_on, state_of
+from looking import holder
 from virtual_time import block, in_virtual_time, now, settle
 
 from fencing_sdk import (
@@ -18,7 +19,6 @@ from fencing_sdk import (
     Lease,
     LeaseLostError,
     LossReason,
-    StaleTokenError,
     UsageError,
 )
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
@@ -27,16 +27,13 @@ from fencing_sdk._engine.heartbeat import HeartbeatLog
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import HELD, WAITER_TTL, Gone
 from fencing_sdk.events import (
     Acquired,
     Event,
     FenceRaised,
     Lost,
-    NotAcquired,
-    NotAcquiredReason,
     Released,
-    StaleRejected,
 )
 from fencing_sdk.testing import FaultyBackend
 
@@ -45,7 +42,7 @@ RELEASE_LIMIT = 2.0
 
 
 class Store(FaultyBackend):
-    """A store on virtual time with a bad network in front; it can also be opened, and announce losses."""
+    """A store on virtual time with a bad network in front; it can also be opened."""
 
     def __init__(self) -> None:
         self.table = memory_on(LoopClock())
@@ -55,7 +52,6 @@ class Store(FaultyBackend):
         self.opening_error: Exception | None = None
         self.closing_error: Exception | None = None
         self.closing_delay = 0.0
-        self.on_loss = self.table.on_loss
 
     async def open(self) -> None:
         self.opened += 1
@@ -69,7 +65,7 @@ class Store(FaultyBackend):
             raise self.closing_error
 
     async def free(self, name: str = "a") -> bool:
-        return await self.table.inspect(name) is None
+        return await holder(self.table, name) is None
 
     def count(self, operation: str) -> int:
         return sum(called == operation for called, _ in self.calls)
@@ -170,22 +166,75 @@ async def test_a_backend_that_hangs_while_it_opens_is_not_waited_for_for_ever():
 
 
 @in_virtual_time
-async def test_a_notice_of_the_store_ends_the_lease_at_once():
+async def test_the_bell_of_an_operator_ends_the_lease_at_once():
     async with house() as h:
         lease, other = await h.hold("a"), await h.hold("b")
-        h.store.table.take_away("spaced:a")
+        assert await h.store.end("spaced:a", lease.token, "deploy")
+        await settle()
         assert lease.lost_reason is LossReason.REVOKED
+        assert now() == 0.0
         assert other.held
-        h.engine._on_loss(Claim("nobody's", TTL), LossReason.REVOKED)
         await lease.release()
         await other.release()
 
 
+@pytest.mark.parametrize("news", [None, Gone()], ids=repr)
 @in_virtual_time
-async def test_notices_stop_with_the_engine():
+async def test_any_other_bell_of_a_lease_renews_it_now_and_proves_no_loss(news):
     async with house() as h:
-        assert h.store.table._loss_notices.wanted
-    assert not h.store.table._loss_notices.wanted
+        lease = await h.hold()
+        await asyncio.sleep(0.5)
+        h.store.table._ring(state_of(lease).claim.owner, news)
+        await settle()
+        assert lease.held
+        assert h.store.count("renew") == 1
+        await h.store.table.give_back(state_of(lease).claim)
+        h.store.table._ring(state_of(lease).claim.owner, news)
+        await settle()
+        assert lease.lost_reason is LossReason.REFUSED
+
+
+@in_virtual_time
+async def test_no_bell_is_left_when_a_lease_is_over():
+    async with house() as h:
+        lease = await h.hold()
+        assert len(h.store.table._bells) == 1
+        await lease.release()
+        assert not h.store.table._bells
+        left = await h.hold()
+        assert left.held
+    assert not h.store.table._bells
+
+
+@in_virtual_time
+async def test_what_came_of_a_ticket_that_waited_is_renewed_for_its_full_ttl_at_its_next_sign_of_life():
+    """A ticket that waits lives for five seconds only, and a turn that ends before costs no request."""
+    async with house() as h:
+        first = await h.hold()
+        waiting = asyncio.create_task(h.hold())
+        await asyncio.sleep(1.5)
+        before = h.store.count("renew")
+        await first.release()
+        lease = await waiting
+        assert now() == 1.5
+        await settle()
+        assert (h.store.count("renew"), lease.remaining) == (before, pytest.approx(WAITER_TTL * 0.99 - 1.0 - 0.5))
+        await asyncio.sleep(0.51)
+        assert (h.store.count("renew"), lease.remaining) == (before + 1, pytest.approx(VALID - 0.01))
+        await lease.release()
+
+
+@in_virtual_time
+async def test_waiters_and_leases_are_kept_by_one_call():
+    async with house() as h:
+        first = await h.hold(heartbeat_interval=1.0)
+        waiting = [asyncio.create_task(h.hold()) for _ in range(3)]
+        await asyncio.sleep(1.1)
+        assert [len(names) for operation, names in h.store.calls if operation == "renew"] == [4]
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        await first.release()
 
 
 @in_virtual_time
@@ -253,59 +302,6 @@ async def test_cancelled_while_a_fence_is_raised_it_gives_the_lock_back():
         assert await h.free()
 
 
-class JointStore(Store):
-    """A store that keeps the fences of some guards too, and raises them with the grant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Guard] = []
-        self.fenced = 0
-        self.refusal: StaleTokenError | None = None
-
-    def keeps(self, guard) -> bool:
-        return guard in self.kept
-
-    async def acquire_fenced(self, claim, fences):
-        self.fenced += 1
-        if self.refusal is not None:
-            raise self.refusal
-        answer = await self.acquire(claim)
-        if isinstance(answer, Grant):
-            for guard, resource in fences:
-                await guard.raise_to(resource, answer.token)
-        return answer
-
-
-@in_virtual_time
-async def test_fences_of_the_same_store_are_raised_with_the_grant_and_the_others_after_it():
-    async with house(JointStore()) as h:
-        inside, outside = Guard(), Guard()
-        h.store.kept.append(inside)
-        lease = await h.hold(fences=[(outside, "elsewhere"), (inside, None)])
-        assert h.store.fenced == 1
-        assert inside.raised == [("a", lease.token)]
-        assert outside.raised == [("elsewhere", lease.token)]
-        assert [event.resource for event in h.of(FenceRaised)] == ["a", "elsewhere"]
-        await lease.release()
-
-
-@in_virtual_time
-async def test_a_fence_refused_with_the_grant_leaves_nothing_and_is_told():
-    async with house(JointStore()) as h:
-        guard = Guard()
-        h.store.kept.append(guard)
-        h.store.refusal = StaleTokenError("a", 1, 2)
-        with pytest.raises(StaleTokenError):
-            await h.hold(fences=[(guard, None)])
-        assert await h.free()
-        assert [(event.name, event.fence) for event in h.of(StaleRejected)] == [("a", 2)]
-        assert h.store.count("release") == 0  # nothing was granted, so nothing is released
-        (ended,) = h.of(NotAcquired)
-        assert (ended.reason, ended.unanswered) == (NotAcquiredReason.STALE, 0)
-        assert h.kinds() == ["acquiring", "stale_rejected", "not_acquired"]
-        assert len({event.holder for event in h.events}) == 1
-
-
 @in_virtual_time
 async def test_whoever_lost_a_lease_to_a_silent_store_does_not_wait_for_it_again():
     async with house() as h:
@@ -343,7 +339,7 @@ async def test_a_lost_lease_says_what_became_of_its_last_renewal(caplog):
 
 def test_the_log_counts_the_leases_that_were_not_renewed(caplog):
     log = HeartbeatLog(BootClock(), LeaseReport(Observers(()), BootClock()), watch_stalls=False)
-    log.renewed([*[Renewal.RENEWED] * 9, Renewal.UNKNOWN], "it is slow")
+    log.renewed([*[HELD] * 9, None], "it is slow")
     assert caplog.messages == ["the store did not renew a lease; the client tries again: it is slow"]
 
 
@@ -509,9 +505,9 @@ class DriverError(Exception):
 class Unanswered(Store):
     """Fails as backends do: with an error of their own, caused by the driver's."""
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         try:
-            return await super().acquire(claim)
+            return await super().draw(claim, **options)
         except DriverError as error:
             raise BackendUnavailableError("Store", "acquire") from error
 

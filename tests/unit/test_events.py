@@ -200,11 +200,11 @@ class Store(MemoryBackend):
         self._clock = LoopClock()
         self.away = False
 
-    async def renew(self, claims):
+    async def keep(self, tickets):
         if self.away:
             backend, operation = "Store", "renew"
             raise BackendUnavailableError(backend, operation, "no answer")
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
 
 def client() -> LockClient:

@@ -7,19 +7,20 @@ from collections import Counter
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from looking import holder
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Claim, Grant, SupportsListing, SupportsRevoking, SupportsShares
+from fencing_sdk.abc import Claim, PassesOn, Place
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.testing import FaultyBackend
 
 CALLS = {
-    "acquire": lambda backend: backend.acquire(Claim("a", 60)),
-    "renew": lambda backend: backend.renew([Claim("a", 60)]),
-    "release": lambda backend: backend.release(Claim("a", 60)),
-    "inspect": lambda backend: backend.inspect("a"),
+    "acquire": lambda backend: backend.draw(Claim("a", 60)),
+    "renew": lambda backend: backend.keep([(Claim("a", 60), 0)]),
+    "release": lambda backend: backend.give_back(Claim("a", 60)),
+    "inspect": lambda backend: backend.tickets(["a"]),
 }
 every_operation = pytest.mark.parametrize("operation", CALLS)
 
@@ -32,21 +33,21 @@ class Store(MemoryBackend):
         self.arrived: Counter[str] = Counter()
         self.closed = False
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         self.arrived["acquire"] += 1
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
-    async def renew(self, claims):
+    async def keep(self, tickets):
         self.arrived["renew"] += 1
-        return await super().renew(claims)
+        return await super().keep(tickets)
 
-    async def release(self, claim):
+    async def give_back(self, claim, **options):
         self.arrived["release"] += 1
-        await super().release(claim)
+        await super().give_back(claim, **options)
 
-    async def inspect(self, name):
+    async def tickets(self, names):
         self.arrived["inspect"] += 1
-        return await super().inspect(name)
+        return await super().tickets(names)
 
     async def aclose(self):
         self.closed = True
@@ -65,9 +66,9 @@ def backend(store):
 async def test_calls_are_listed_in_order_whatever_became_of_them(backend):
     backend.fail("acquire")
     with pytest.raises(BackendUnavailableError):
-        await backend.acquire(Claim("a", 60))
-    await backend.renew([Claim("a", 60), Claim("b", 60)])
-    await backend.inspect("c")
+        await backend.draw(Claim("a", 60))
+    await backend.keep([(Claim("a", 60), 0), (Claim("b", 60), 0)])
+    await holder(backend, "c")
     assert backend.calls == [("acquire", ("a",)), ("renew", ("a", "b")), ("inspect", ("c",))]
 
 
@@ -85,7 +86,7 @@ async def test_a_failure_may_be_any_error_and_its_traceback_does_not_grow(backen
     depths = []
     for _ in range(3):
         with pytest.raises(ConnectionResetError, match="by peer") as raised:
-            await backend.acquire(Claim("a", 60))
+            await backend.draw(Claim("a", 60))
         depths.append(len(inspect.getinnerframes(raised.tb)))
     assert len(set(depths)) == 1
 
@@ -111,10 +112,10 @@ async def test_a_straggling_request_arrives_after_its_caller_gave_up(backend, st
 async def test_a_straggler_arrives_although_the_client_closed_meanwhile(backend, store):
     backend.straggle("acquire", 0.01)
     with pytest.raises(BackendUnavailableError):
-        await backend.acquire(Claim("a", 60))
+        await backend.draw(Claim("a", 60))
     await backend.aclose()
     await backend.delivered()
-    assert await store.inspect("a") is not None
+    assert await holder(store, "a") is not None
 
 
 async def test_an_error_of_a_straggler_is_nobodys(store):
@@ -125,7 +126,7 @@ async def test_an_error_of_a_straggler_is_nobodys(store):
     unhandled = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     with pytest.raises(BackendUnavailableError):
-        await outer.acquire(Claim("a", 60))
+        await outer.draw(Claim("a", 60))
     await outer.delivered()
     assert inner.calls
     assert not unhandled
@@ -133,15 +134,15 @@ async def test_an_error_of_a_straggler_is_nobodys(store):
 
 async def test_a_delayed_request_is_held_back_and_then_answered(backend, store):
     backend.delay("acquire", 0.05)
-    call = asyncio.create_task(backend.acquire(Claim("a", 60)))
+    call = asyncio.create_task(backend.draw(Claim("a", 60)))
     await asyncio.sleep(0)
     assert not store.arrived
-    assert isinstance(await call, Grant)
+    assert isinstance(await call, Place)
 
 
 async def test_a_hanging_call_can_be_cancelled_and_was_not_applied(backend, store):
     backend.hang("acquire")
-    call = asyncio.create_task(backend.acquire(Claim("a", 60)))
+    call = asyncio.create_task(backend.draw(Claim("a", 60)))
     await asyncio.sleep(0.01)
     call.cancel()
     await asyncio.wait((call,), timeout=5)
@@ -151,11 +152,11 @@ async def test_a_hanging_call_can_be_cancelled_and_was_not_applied(backend, stor
 
 async def test_a_stubborn_call_ignores_every_cancellation_until_its_time_is_over(backend):
     backend.hang("acquire", 0.1, stubborn=True)
-    call = asyncio.create_task(backend.acquire(Claim("a", 60)))
+    call = asyncio.create_task(backend.draw(Claim("a", 60)))
     for _ in range(5):
         await asyncio.sleep(0)
         call.cancel()
-    assert isinstance(await call, Grant)
+    assert isinstance(await call, Place)
 
 
 @pytest.mark.parametrize(
@@ -254,13 +255,28 @@ async def test_permits_readers_lists_and_revocations_of_the_store_are_passed_on(
         assert await locks.revoke("a", token=lease.token, reason="a test")
 
 
-@pytest.mark.parametrize("power", [SupportsShares, SupportsListing, SupportsRevoking, SupportsSchema, SupportsInit])
+@pytest.mark.parametrize("power", [PassesOn, SupportsSchema, SupportsInit])
 def test_a_power_that_the_store_lacks_is_lacking_behind_the_network_too(power):
-    assert isinstance(FaultyBackend(MemoryBackend()), power) is issubclass(MemoryBackend, power)
+    assert isinstance(FaultyBackend(MemoryBackend()), power) is isinstance(MemoryBackend(), power)
     assert not isinstance(FaultyBackend(Bare()), power)
 
 
 class Bare:
-    """The five calls and nothing else."""
+    """The verbs and nothing else."""
 
-    acquire = renew = release = inspect = aclose = None
+    modes, rings = {"lock"}, False
+    draw = keep = give_back = end = tickets = names = listen = aclose = None
+
+
+@pytest.mark.parametrize("bells", [True, False])
+async def test_without_bells_none_is_passed_on(bells):
+    store, heard = MemoryBackend(), []
+    network = FaultyBackend(store, bells=bells)
+    first, second = Claim("a", 60), Claim("a", 60)
+    await network.draw(first)
+    stop = network.listen(second, heard.append)
+    await network.draw(second)
+    await network.give_back(first)
+    await asyncio.sleep(0)
+    assert len(heard) == bells
+    stop()

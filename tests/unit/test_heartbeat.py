@@ -14,10 +14,11 @@ from virtual_time import block, in_virtual_time, now, settle
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LeaseLostError, LossReason
 from fencing_sdk._engine.heartbeat import BATCH, Heartbeat, LeaseGroup
 from fencing_sdk._engine.store_calls import StoreCalls
+from fencing_sdk._engine.ticket import Ticket
 from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.observers import Observers
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import HELD, Claim, Gone, Place
 from fencing_sdk.events import Event, Lost, RenewalFailed, RenewalLate, Renewed
 
 # A lease of ttl 10 may be used for 7.9 s after it was asked for, and is renewed every 2 s.
@@ -30,12 +31,12 @@ class ScriptedStore:
     def __init__(self) -> None:
         self.calls: list[tuple[float, tuple[str, ...]]] = []
         self.delay = 0.0
-        self.outcomes: dict[str, Renewal] = {}
+        self.outcomes: dict[str, Place | Gone | None] = {}
         self.failure: Exception | None = None
 
-    async def renew(self, claims):
-        self.calls.append((round(now(), 6), tuple(claim.name for claim in claims)))
-        outcomes = [self.outcomes.get(claim.name, Renewal.RENEWED) for claim in claims]
+    async def keep(self, tickets):
+        self.calls.append((round(now(), 6), tuple(claim.name for claim, _ in tickets)))
+        outcomes = [self.outcomes.get(claim.name, HELD) for claim, _ in tickets]
         await asyncio.sleep(self.delay)
         if self.failure is not None:
             raise self.failure
@@ -76,7 +77,8 @@ class Bench:
         lease = LeaseState(
             name=name, claim=claim, token=7, deadline=deadline, timing=timing, clock=LoopClock(), keeper=self
         )
-        self.heartbeat.add(lease, sent_at)
+        lease.ticket = Ticket(claim)
+        self.heartbeat.add(lease, sent_at + timing.heartbeat_interval)
         return lease
 
     def of(self, kind: type[Event]) -> list[Event]:
@@ -173,8 +175,8 @@ async def test_a_lease_that_ends_while_its_call_waits_for_another_is_not_renewed
         calm, gone = bench.lease("calm", sent_ago=INTERVAL), bench.lease("gone", sent_ago=INTERVAL)
         send = bench.heartbeat._send
 
-        def send_and_release(leases, at):
-            send(leases, at)
+        def send_and_release(leases, *rest):
+            send(leases, *rest)
             gone.mark_released()
             bench.heartbeat.forget(gone.owner)
 
@@ -318,7 +320,7 @@ async def test_a_silent_store_is_not_taken_for_a_stall_when_the_last_retry_lies_
 async def test_renewing_now_raises_what_the_store_said():
     async with Bench() as bench:
         lease, other, third = bench.lease("a"), bench.lease("b"), bench.lease("c")
-        bench.store.outcomes = {"a": Renewal.REFUSED, "b": Renewal.UNKNOWN}
+        bench.store.outcomes = {"a": Gone(), "b": None}
         with pytest.raises(LeaseLostError) as lost:
             await bench.renew(lease)
         assert lost.value.reason is LossReason.REFUSED
@@ -337,7 +339,7 @@ async def test_renewing_now_raises_what_the_store_said():
 async def test_a_lease_that_was_renewed_by_hand_at_the_last_moment_goes_on_being_renewed():
     """The next attempt of the heartbeat would have come too late, so it had settled for the end."""
     async with Bench() as bench:
-        bench.store.outcomes = {"a": Renewal.UNKNOWN}
+        bench.store.outcomes = {"a": None}
         lease = bench.lease(sent_ago=VALID - 0.2)
         await settle()
         bench.store.outcomes = {}
@@ -353,15 +355,15 @@ async def test_no_turn_of_the_loop_sends_more_than_one_call(monkeypatch):
     monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
     sent, most = [], []
 
-    async def renew(claims):
+    async def keep(tickets):
         if not sent:
             asyncio.get_running_loop().call_soon(sent.clear)
-        sent.append(claims)
+        sent.append(tickets)
         most.append(len(sent))
-        return [Renewal.RENEWED] * len(claims)
+        return [HELD] * len(tickets)
 
     async with Bench() as bench:
-        bench.store.renew = renew
+        bench.store.keep = keep
         leases = [bench.lease(f"seats/{number}") for number in range(20)]
         await asyncio.sleep(INTERVAL + 0.1)
         assert most == [1, 1, 1, 1]
@@ -375,12 +377,12 @@ async def test_no_turn_of_the_loop_settles_more_than_one_call(monkeypatch):
     monkeypatch.setattr("fencing_sdk._engine.heartbeat.BATCH", 5)
     answered = asyncio.Event()
 
-    async def renew(claims):
+    async def keep(tickets):
         await answered.wait()
-        return [Renewal.RENEWED] * len(claims)
+        return [HELD] * len(tickets)
 
     async with Bench() as bench:
-        bench.store.renew = renew
+        bench.store.keep = keep
         leases = [bench.lease(f"seats/{number}") for number in range(50)]
         await asyncio.sleep(INTERVAL + 0.5)
         answered.set()

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 from inside import THIS_PROCESS, state_of
+from looking import holder
 
 import fencing_sdk._engine.lease_scope
 from fencing_sdk import (
@@ -41,7 +42,7 @@ def test_a_locks_text_escapes_and_cuts_its_name():
 
 async def test_a_token_of_zero_is_a_token_like_any_other(stage):
     """Some stores begin to count there."""
-    stage.store._table.next_token = lambda last: 0
+    stage.store._lines._next_token = lambda last: 0
     async with stage.lock() as lease:
         assert lease.token == 0
         assert lease.headers()["Fencing-Token"].startswith("0;")
@@ -55,7 +56,7 @@ async def test_a_forked_child_that_leaves_the_block_gives_nothing_back(monkeypat
                 in_the_child.setattr(os, "getpid", partial(int, os.getpid() + 1))
                 in_the_child.setattr(THIS_PROCESS, os.getpid())
         assert lost.value.reason is LossReason.CLOSED
-        assert await store.inspect("a") is not None
+        assert await holder(store, "a") is not None
 
 
 async def test_a_forked_child_acquires_nothing_by_the_client_of_its_parent(monkeypatch):
@@ -82,11 +83,11 @@ async def test_attempts_without_an_answer_are_known_when_observers_hear_of_the_l
     class SilentAtFirst(MemoryBackend):
         attempts = 0
 
-        async def acquire(self, claim):
+        async def draw(self, claim, **options):
             self.attempts += 1
             if self.attempts == 1:
                 await asyncio.sleep(30)
-            return await super().acquire(claim)
+            return await super().draw(claim, **options)
 
     def see(event):
         if event.kind == "acquired":
@@ -249,7 +250,7 @@ async def test_renewing_by_hand_moves_the_deadline_and_tells_a_loss_at_once(stag
     await asyncio.sleep(0.01)
     await lease.renew()
     assert state_of(lease).deadline > before
-    await stage.store.release(state_of(lease).claim)
+    await stage.store.give_back(state_of(lease).claim)
     with pytest.raises(LeaseLostError) as loss:
         await lease.renew()
     assert loss.value.reason is LossReason.REFUSED
@@ -370,7 +371,7 @@ async def test_the_namespace_of_the_client_applies():
 
     @(client := LockClient(store, namespace="shop")).locking("a")
     async def build():
-        return await store.inspect("shop:a")
+        return await holder(store, "shop:a")
 
     async with client:
         assert await build() is not None

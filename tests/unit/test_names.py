@@ -7,7 +7,6 @@ import datetime as dt
 import inspect
 import pickle
 import unicodedata
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import PurePosixPath
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from inside import TOKEN_LIMIT
 from fencing_sdk import Token
 from fencing_sdk._name_template import NameTemplate
 from fencing_sdk._values.claim import NAME_LIMIT, check_name, check_namespace, in_namespace, safe_segment
-from fencing_sdk.abc import READER, Claim, Grant
+from fencing_sdk.abc import READER, Claim
 from fencing_sdk.errors import ConfigurationError, InvalidNameError
 
 # Names are untrusted: what could break a line, a header, a key or a path is refused or escaped once.
@@ -393,14 +392,6 @@ def test_a_claim_does_not_show_its_owner():
     for text in (repr(claim), str(claim), f"{claim}", f"{[claim]}", repr({"claim": claim})):
         assert claim.owner not in text
         assert "seats/42" in text
-
-
-def test_a_store_may_add_to_what_a_grant_tells():
-    @dataclass(frozen=True, slots=True)
-    class Dated(Grant):
-        revision: int = 0
-
-    assert Dated(5, revision=7) == Dated(5, None, True, None, 7)
 
 
 def test_readers_that_hold_together_are_one_holder_to_a_guard():

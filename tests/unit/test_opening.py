@@ -1,4 +1,4 @@
-"""How a client opens its store, and how waiters keep their places."""
+"""How a client opens its store, and who waits for that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import threading
-from contextvars import ContextVar
 from datetime import timedelta
 
 import pytest
@@ -26,9 +25,6 @@ from fencing_sdk import (
     UsageError,
     connect,
 )
-from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk.abc import Claim
-from fencing_sdk.backends._shared.waiters import KeptPlaces, Waiter
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import AcquireCancelledError
 from fencing_sdk.events import NotAcquired, NotAcquiredReason
@@ -55,9 +51,9 @@ class Away(MemoryBackend):
         if len(self.opened) <= self.tries:
             raise BackendUnavailableError("Away", "open", "no connection")
 
-    async def acquire(self, claim):
+    async def draw(self, claim, **options):
         self.asked += 1
-        return await super().acquire(claim)
+        return await super().draw(claim, **options)
 
 
 def client(store: Away, **options) -> LockClient:
@@ -361,100 +357,3 @@ def test_a_with_that_cannot_open_the_client_leaves_no_thread_behind():
     ):
         pass
     assert threads() == before
-
-
-# Places in a line that tasks keep, on virtual time: for stores that join by a request of their own.
-
-
-UNAVAILABLE = BackendUnavailableError("Store", "queue")
-WHO: ContextVar[str] = ContextVar("who", default="no caller")
-HELD: ContextVar[object] = ContextVar("held")
-
-
-class Store:
-    """A line that is joined within 10 ms."""
-
-    def __init__(self) -> None:
-        self.places = KeptPlaces()
-        self.faults: list[Exception] = []
-        self.waiters: list[Waiter] = []
-        self.joins = self.joining = self.most_joining = 0
-        self.leaving = 0.0
-        self.callers: list[str] = []
-
-    @contextlib.asynccontextmanager
-    async def in_line(self, claim):
-        self.joins += 1
-        self.joining += 1
-        self.most_joining = max(self.most_joining, self.joining)
-        self.callers.append(WHO.get())
-        try:
-            await asyncio.sleep(0.01)
-        finally:
-            self.joining -= 1
-        if self.faults:
-            raise self.faults.pop(0)
-        waiter = Waiter(claim)
-        self.waiters.append(waiter)
-        try:
-            yield waiter
-        finally:
-            await asyncio.sleep(self.leaving)
-            self.waiters.remove(waiter)
-
-    def stand(self):
-        heard = []
-        return self.places.stand(self.in_line, Claim("a", 10.0), lambda *_: heard.append(round(now(), 3))), heard
-
-
-@in_virtual_time
-async def test_a_place_that_is_lost_is_taken_again_and_the_waiter_polls_meanwhile():
-    store = Store()
-    place, heard = store.stand()
-    await asyncio.sleep(1.0)
-    store.faults = [UNAVAILABLE]
-    store.waiters[0].fail(UNAVAILABLE)
-    await asyncio.sleep(0.1)
-    assert place.retry_after(1.0) is None
-    await asyncio.sleep(2.5)
-    assert (store.joins, len(store.waiters), place.retry_after(1.0)) == (3, 1, 1.0)
-    assert len(heard) == 2, "as it joined, and as it joined again"
-    await asyncio.wait((place.leave(),))
-
-
-@pytest.mark.parametrize("error", [BackendRefusedError("Store", "queue"), ZeroDivisionError()], ids=repr)
-@in_virtual_time
-async def test_a_line_that_refuses_leaves_polling(error):
-    reported = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    store = Store()
-    store.faults = [error]
-    place, heard = store.stand()
-    await asyncio.sleep(60.0)
-    assert (store.joins, heard, place.retry_after(1.0), place.leave(), reported) == (1, [0.01], None, None, [])
-
-
-@in_virtual_time
-async def test_no_more_than_32_waiters_join_at_once_and_the_others_do_not_poll_meanwhile():
-    store = Store()
-    places = [store.stand()[0] for _ in range(100)]
-    await asyncio.sleep(0.005)
-    assert store.joining == store.most_joining == 32
-    assert [place.retry_after(1.0) for place in places] == [None] * 32 + [1.0] * 68
-    await asyncio.sleep(0.05)
-    assert (len(store.waiters), store.most_joining) == (100, 32)
-    await asyncio.wait([place.leave() for place in places])
-    assert store.waiters == []
-
-
-@in_virtual_time
-async def test_a_forked_child_and_the_next_loop_wait_for_no_turn_of_those_before(monkeypatch):
-    """These will never end."""
-    store = Store()
-    places = [store.stand()[0] for _ in range(40)]
-    await settle()
-    monkeypatch.setattr(LoopOwner, "is_current", False)
-    places.append(store.stand()[0])
-    await asyncio.sleep(0.005)
-    assert store.joining == 32 + 1
-    await asyncio.wait([place.leave() for place in places])

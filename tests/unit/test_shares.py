@@ -17,7 +17,6 @@ from fencing_sdk import (
     StaleTokenError,
     UsageError,
 )
-from fencing_sdk.backends.kahuna import KahunaBackend
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.errors import UnsupportedError
 from fencing_sdk.events import Acquired, FenceRaised
@@ -187,8 +186,12 @@ async def test_a_name_leaves_room_for_the_number_of_a_permit(locks):
         locks.semaphore("a" * 510, permits=11)
 
 
+class LocksAlone(MemoryBackend):
+    modes = frozenset({"lock"})
+
+
 async def test_a_backend_without_shares_says_so_when_it_is_described():
-    for backend in (KahunaBackend(["127.0.0.1:1"]), FaultyBackend(KahunaBackend(["127.0.0.1:1"]))):
+    for backend in (LocksAlone(), FaultyBackend(LocksAlone())):
         locks = LockClient(backend)
         with pytest.raises(UnsupportedError, match=f"{type(backend).__name__} has no semaphores"):
             locks.semaphore("gpu-pool", permits=4)

@@ -32,7 +32,7 @@ class ScriptedStore:
         self.delay = 0.0
         self.releases: list[float] = []
 
-    async def release(self, claim):
+    async def give_back(self, claim, **options):
         self.releases.append(round(now(), 3))
         await asyncio.sleep(self.delay)
         if self.script:
@@ -71,7 +71,7 @@ async def answer():
 async def test_a_call_without_an_answer_ends_at_its_limit_as_unavailable():
     async with office() as (store_calls, _):
         with pytest.raises(BackendUnavailableError, match="no answer within 2 s"):
-            await store_calls.ask("acquire", hang, LIMIT)
+            await store_calls.ask("acquire", hang(), LIMIT)
         assert LIMIT <= now() <= LIMIT + GRACE
 
 
@@ -87,7 +87,7 @@ async def test_a_call_that_swallows_one_cancellation_is_cancelled_again():
         await asyncio.Event().wait()
 
     async with office() as (store_calls, _):
-        call = store_calls.send("acquire", swallow_once, LIMIT)
+        call = store_calls.send("acquire", swallow_once(), LIMIT)
         with pytest.raises(BackendUnavailableError):
             await store_calls.answer("acquire", call, LIMIT)
         assert swallowed
@@ -98,7 +98,7 @@ async def test_a_call_that_swallows_one_cancellation_is_cancelled_again():
 async def test_a_call_that_does_not_react_to_cancellation_is_left_behind():
     hears = asyncio.Event()
     async with office() as (store_calls, _):
-        call = store_calls.send("acquire", stubborn(hears), 0.1)
+        call = store_calls.send("acquire", stubborn(hears)(), 0.1)
         try:
             async with asyncio.timeout(5):
                 with pytest.raises(BackendUnavailableError, match="no reaction"):
@@ -119,7 +119,7 @@ async def test_a_cancellation_that_leaks_out_of_a_driver_is_no_cancellation_of_o
 
     async with office() as (store_calls, _):
         with pytest.raises(BackendUnavailableError):
-            await store_calls.ask("acquire", leak, LIMIT)
+            await store_calls.ask("acquire", leak(), LIMIT)
 
 
 @in_virtual_time
@@ -131,7 +131,7 @@ async def test_cancelling_the_caller_does_not_abort_a_request_half_way():
         done.append(now())
 
     async with office() as (store_calls, _):
-        caller = asyncio.create_task(store_calls.ask("acquire", call, LIMIT))
+        caller = asyncio.create_task(store_calls.ask("acquire", call(), LIMIT))
         await settle()
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -150,7 +150,7 @@ async def test_a_call_sees_nothing_of_its_callers_context():
         return variable.get()
 
     async with office() as (store_calls, _):
-        assert await store_calls.ask("acquire", look, LIMIT) == "nothing"
+        assert await store_calls.ask("acquire", look(), LIMIT) == "nothing"
 
 
 @in_virtual_time
@@ -243,7 +243,7 @@ async def test_an_errand_that_fails_is_no_error_that_nobody_looked_at():
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with office() as (store_calls, _):
         store_calls.start(fails_at(0.0))
-        store_calls.send("acquire", fails_now, LIMIT)
+        store_calls.send("acquire", fails_now(), LIMIT)
         await settle()
         gc.collect()
         assert not reported
@@ -263,7 +263,7 @@ async def test_no_call_and_no_timer_keeps_what_its_caller_held_alive():
     async def ask() -> weakref.ref[Lease]:
         lease = Lease()
         variable.set(lease)
-        await store_calls.wait_for(store_calls.send("acquire", hang, LIMIT), LIMIT / 2)
+        await store_calls.wait_for(store_calls.send("acquire", hang(), LIMIT), LIMIT / 2)
         return weakref.ref(lease)
 
     async with office() as (store_calls, _):
@@ -288,7 +288,7 @@ async def test_every_call_ends_at_its_own_limit_although_one_timer_serves_them_a
 
         async def ask(limit: float) -> None:
             with pytest.raises(BackendUnavailableError):
-                await store_calls.ask("acquire", hang, limit)
+                await store_calls.ask("acquire", hang(), limit)
             ended.append((limit, round(now(), 2)))
 
         asking = [asyncio.create_task(ask(limit)) for limit in (3.0, 0.5, 2.0, 1.0)]
@@ -311,7 +311,7 @@ async def test_a_call_that_is_left_behind_is_cancelled_again_after_the_closing_t
                 cancelled.append(now())
 
     async with office() as (store_calls, _):
-        store_calls.send("acquire", deaf, 0.1)
+        store_calls.send("acquire", deaf(), 0.1)
         await store_calls.aclose(0.5)
         closed = now()
         await asyncio.sleep(10)
@@ -330,7 +330,7 @@ async def test_a_loop_with_a_task_factory_makes_the_tasks_of_the_errands():
 
     asyncio.get_running_loop().set_task_factory(factory)
     async with office() as (store_calls, _):
-        await store_calls.ask("acquire", answer, LIMIT)
+        await store_calls.ask("acquire", answer(), LIMIT)
         assert made
 
 
@@ -341,7 +341,7 @@ async def test_whoever_asks_in_a_loop_lets_the_others_run_although_every_answer_
         turned = []
         asyncio.get_running_loop().call_soon(turned.append, True)
         for _ in range(16):
-            await store_calls.ask("acquire", answers_now, LIMIT)
+            await store_calls.ask("acquire", answers_now(), LIMIT)
         assert turned
 
 
@@ -358,10 +358,10 @@ async def test_a_call_whose_cancellation_fails_leaves_the_others_their_limits():
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
     async with office() as (store_calls, _):
         unyielding = Unyielding()
-        bad = store_calls.send("acquire", lambda: unyielding, 1.0)
+        bad = store_calls.send("acquire", unyielding, 1.0)
         await settle()
         with pytest.raises(BackendUnavailableError, match="no answer within 2 s"):
-            await store_calls.ask("acquire", hang, LIMIT)
+            await store_calls.ask("acquire", hang(), LIMIT)
         assert LIMIT <= now() <= LIMIT + GRACE
         assert [type(error) for error in reported] == [ZeroDivisionError]
         unyielding.set_result("late")
@@ -371,7 +371,7 @@ async def test_a_call_whose_cancellation_fails_leaves_the_others_their_limits():
 @in_virtual_time
 async def test_everybody_who_waits_for_one_call_learns_that_it_is_done():
     async with office() as (store_calls, _):
-        call = store_calls.send("acquire", answer, LIMIT)
+        call = store_calls.send("acquire", answer(), LIMIT)
         ended = []
 
         async def wait() -> None:
@@ -398,7 +398,7 @@ def test_a_loop_with_tasks_of_its_own_kind_makes_the_tasks_of_the_errands():
 
     async def ask() -> None:
         async with office() as (store_calls, _):
-            call = store_calls.send("acquire", answer, LIMIT)
+            call = store_calls.send("acquire", answer(), LIMIT)
             assert type(call) is CountedTask
             assert await call == "answer"
 

@@ -16,7 +16,7 @@ from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import AcquireTimeoutError, LeaseLostError, LockClient, LossReason
 from fencing_sdk._engine.timers import StallWatch
-from fencing_sdk.abc import Busy, Claim, Grant
+from fencing_sdk.abc import Busy, Place
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import FaultyBackend
 
@@ -158,8 +158,8 @@ async def test_a_lease_that_joins_what_was_scheduled_before_a_suspend_is_renewed
 @pytest.mark.parametrize("queue", [True, False], ids=["in line", "back-off"])
 @in_virtual_time
 async def test_a_waiter_whose_patience_ended_in_a_suspend_gives_up_within_a_second(queue):
-    table = memory_on(LoopClock())
-    async with laptop(NoAdvice(table) if queue else NoLine(table)) as (client, clock):
+    table = memory_on(LoopClock(), MemoryBackend if queue else NoLine)
+    async with laptop(table) as (client, clock):
         async with on_clock(LockClient(table), LoopClock()) as other, other.lock("a"):
             lock = client.lock("a", wait=300, backoff=tenacity.wait_fixed(200))
             waiting = asyncio.create_task(lock.acquire())
@@ -170,27 +170,15 @@ async def test_a_waiter_whose_patience_ended_in_a_suspend_gives_up_within_a_seco
             assert now() - 0.1 <= AT_MOST
 
 
-class NoLine:
-    """The five calls of a store, and no line to wait in."""
+class NoLine(MemoryBackend):
+    """A store without a line, which does not know how long the holder has left."""
 
-    def __init__(self, store: MemoryBackend) -> None:
-        self.renew, self.release, self.inspect, self.aclose = store.renew, store.release, store.inspect, store.aclose
-        self._store = store
+    rings = False
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        return await self._store.acquire(claim)
-
-
-class NoAdvice(NoLine):
-    """A store with a line, which does not tell how long the holder has left."""
-
-    def __init__(self, store: MemoryBackend) -> None:
-        super().__init__(store)
-        self.stand = store.stand
-
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        outcome = await super().acquire(claim)
-        return outcome if isinstance(outcome, Grant) else Busy(None)
+    async def draw(self, claim, *, only_if_it_holds=False):
+        assert only_if_it_holds
+        outcome = await super().draw(claim, only_if_it_holds=True)
+        return outcome if isinstance(outcome, Place) else Busy(None)
 
 
 async def lateness() -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from typing import Any, TypeGuard, TypeVar
 
-from fencing_sdk._values.tasks import cancel_and_wait
+from fencing_sdk._values.tasks import cancel_and_wait, start_task
 
 __all__ = ["BackgroundTask", "BackgroundTasks", "first_success"]
 
@@ -35,7 +35,7 @@ class BackgroundTask:
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str = "fencing-store") -> None:
         """Begin *work*, unless the task is running."""
         if not self.running:
-            self._task = asyncio.get_running_loop().create_task(work(), context=Context(), name=name)
+            self._task = start_task(work(), name)
 
     async def aclose(self, *, limit: float | None = None) -> None:
         """Cancel the task and wait for its end, at most *limit* seconds."""
@@ -64,7 +64,7 @@ class BackgroundTasks:
             RuntimeError: no loop runs, or the loop is closed: the caller is a task that is garbage-collected.
         """
         try:
-            task = asyncio.get_running_loop().create_task(work, context=Context(), name=name)
+            task = start_task(work, name)
         except RuntimeError:
             work.close()
             raise
@@ -112,7 +112,7 @@ async def first_success(
     try:
         while left or pending:
             while left and len(pending) < at_once:
-                begun.append(asyncio.create_task(left.pop(0)(), name="fencing-store"))
+                begun.append(start_task(left.pop(0)()))
                 pending.add(begun[-1])
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -13,27 +13,17 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Self, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
-from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.token import Token
-from fencing_sdk.abc import Guard
-from fencing_sdk.abc._powers import TransactionalGuard
-from fencing_sdk.errors import BackendError, BackendRefusedError, FencingError, shown
+from fencing_sdk.errors import BackendError, FencingError
 
 __all__ = [
-    "FENCE_PATIENCE",
     "ErrorTranslation",
-    "Fences",
     "NoConnectionError",
     "Verdict",
-    "blaming_the_guard",
-    "fence_refused",
     "no_connection_to",
     "one_line",
-    "raise_fences",
     "reason_of",
     "verdict_by_class",
 ]
@@ -126,66 +116,3 @@ class ErrorTranslation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, FencingError):
             raise self._translated(self._operation, error) from error
-
-
-Fences = Sequence[tuple[Guard, str]]
-"""Each guard, and the resource whose fence it raises."""
-FENCE_PATIENCE = 1.0
-"""Seconds to wait for a transaction that holds a fence. Then other acquisitions have their turn before the next try."""
-_NOTE = "fencing_sdk: "
-"""How a guard's own note on a driver's error begins. The message of the server is never repeated."""
-
-
-async def raise_fences(
-    transaction: object,
-    claim: Claim,
-    fences: Fences,
-    token: int,
-    *,
-    backend: str,
-    code_of: Callable[[Exception], object],
-    missing: Collection[object],
-) -> None:
-    """
-    Raise *fences* to the *token* that was granted to *claim*, in the *transaction* of the grant.
-
-    The grant has found the tables of the locks, so a *missing* code (a schema, table or column that is missing, has
-    another type, or is not permitted) is about the guard's.
-
-    Raises:
-        StaleTokenError: a fence is higher already.
-        BackendRefusedError: a guard lacks its table, its schema or a permission.
-        Exception: any other error of the driver or the guard.
-    """
-    for guard, resource in fences:
-        with blaming_the_guard(resource, backend=backend, code_of=code_of, missing=missing):
-            raised = Token(token, claim.holder)
-            await cast("TransactionalGuard", guard).raise_in(transaction, resource, raised, wait=FENCE_PATIENCE)
-
-
-@contextmanager
-def blaming_the_guard(
-    resource: str, *, backend: str, code_of: Callable[[Exception], object], missing: Collection[object]
-) -> Iterator[None]:
-    """
-    Refuse an error with a *missing* code, as `raise_fences` does.
-
-    Raises:
-        BackendRefusedError: a guard lacks its table, its schema or a permission.
-    """
-    try:
-        yield
-    except Exception as error:
-        code = code_of(error)
-        if code not in missing:
-            raise
-        notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
-        why = "; ".join(notes) or "its table, its schema or a permission is missing"
-        raise fence_refused(backend, resource, why, code) from error
-
-
-def fence_refused(backend: str, resource: str, why: str, code: object) -> BackendRefusedError:
-    """Make the error for a guard that lacks something, which *why* names."""
-    return BackendRefusedError(
-        backend, "acquire", f"the guard cannot raise the fence of {shown(resource)}: {why} ({code})"
-    )

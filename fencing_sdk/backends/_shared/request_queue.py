@@ -18,12 +18,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
+from fencing_sdk._values.tasks import start_task
 
 __all__ = ["ConnectionAbandonedError", "QueuedRequest", "RequestConnection", "Session", "keep_in_children"]
 
@@ -189,8 +189,7 @@ class _RequestQueue(Generic[S]):
         (self._urgent if urgent else self._others).append(request)
         if not self._running:
             self._running = True
-            loop = self.owner.loop
-            self._runner = loop.create_task(self._run_requests(), context=Context(), name="fencing-store")
+            self._runner = start_task(self._run_requests())
         return request
 
     async def _run_requests(self) -> None:
@@ -234,8 +233,7 @@ class _RequestQueue(Generic[S]):
 
     async def _dial(self) -> S:
         self._check_open()
-        loop = self.owner.loop
-        dialing = self._dialing = loop.create_task(self._dial_session(), context=Context(), name="fencing-store")
+        dialing = self._dialing = start_task(self._dial_session())
         self._since = _CLOCK.now()
         try:
             await asyncio.wait((dialing,))

@@ -4,32 +4,26 @@ Locks in etcd, through its JSON gateway: no gRPC.
     connect("etcd://etcd1:2379,etcd2:2379,etcd3:2379")
     connect("etcd+https://user:password@etcd1:2379?ca=/etc/ssl/etcd.pem")
 
-Tokens: the revision of etcd that created the holder's key. Clock: that of etcd's leader. Waiters:
-first come, first served; a watch on the key before its own wakes each of them.
+Tokens: the revision of etcd that created the ticket's key. Clock: that of etcd's leader. Waiters: first come, first
+served; a watch on the key ahead wakes each of them.
 
-    __init__.py   the backend: what the answers mean for a claim, and what operators ask
-    line.py       the requests; the line of a name, and the step by which a claim is granted
-    watches.py    what wakes a waiter, and notices of grants that end while their holder works
-    leases.py     leases of etcd that many locks share, renewals, and keys that are to be deleted
-    keys.py       the keys of a lock
+    __init__.py   the backend: its verbs, and what it watches for its tickets
+    line.py       the requests about lines
+    keys.py       the keys of tickets, and the rules of a line
+    leases.py     leases of etcd that many tickets share
+    watches.py    the stream of watches
 
 The gateway itself, which the guard uses too, is `fencing_sdk._etcd`.
 
-A page of a list is one range with a limit, in the order of the keys, so all keys of a lock stand together, and nothing
-is remembered between pages. There are three cases for the last lock of a page that is not the last page:
+What a ticket watches:
 
-1. Its line begins on the page, behind other keys: it may go on behind the page, so the next page begins with it.
-2. Its line fills the page: the whole line is looked at, and the next page begins behind it.
-3. The last key is another program's, or one that no claim has: the next page begins behind it.
+    lock or writer that waits    the key ahead, until it is deleted: then it looks whether it is the first
+    reader or permit that waits  the same, and its own key, into which is written that it holds; a permit that is next
+                                 behind permits watches the whole line for deletions
+    ticket that holds            its own key, once it has held for a moment, so that a short hold costs nothing
 
-The key that was created first is the holder's, unless it is that of a share: then the whole line is looked at, and the
-phase. What is left of a grant is known to its lease alone; many locks share one, so a page asks each lease once.
-
-A revocation looks at the line. One transaction compares that the keys of those who hold with the token are still there,
-deletes them, and leaves a note for each holder. The deletion wakes the next waiter and reaches the holders by the
-watches that both have anyway. The notes live on a lease of their own, as long as the grants would have lived. Readers
-who hold together may be more than one transaction can delete. The last one compares that no reader came since the look,
-and deletes the phase too. Until then the rest holds, and the next look finds who is left.
+A keep does not trust the watches. It compares that the tickets are there, and those ahead of them: for so many, one
+transaction. Who finds a difference looks.
 """
 
 from __future__ import annotations
@@ -38,80 +32,101 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from contextvars import Context
-from dataclasses import replace
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from fencing_sdk._etcd import (
+    RANGE,
     TXN,
     Entry,
     Json,
+    LeaseNotFoundError,
     compared,
     delete,
     entries,
     make_gateway,
-    number,
     put,
     ranged,
     read_url,
     responses,
+    revision_in,
     txn,
 )
-from fencing_sdk._http.requests import UnreadableAnswerError
-from fencing_sdk._values.claim import LOCK, READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.tasks import move_on_after, retrieve, waiting_for
+from fencing_sdk._values.claim import Busy, Claim, Gone, Permit, Place, Seen
+from fencing_sdk._values.loop_owner import ForkDetector, Uncopied
 from fencing_sdk._values.url import option_names
-from fencing_sdk.abc import LossNotice, WaiterNotice
+from fencing_sdk.abc import ALL_MODES, WAITER_TTL, Bell, Kept, News
+from fencing_sdk.abc.line import REASON_TTL
 from fencing_sdk.backends import take_options
+from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
-from fencing_sdk.backends._shared.losses import with_reasons
-from fencing_sdk.backends._shared.node_line import holding, refusal
-from fencing_sdk.backends._shared.waiters import LEAVING, FirstAsks, KeptPlace, KeptPlaces, Turn, UnansweredRequests
-from fencing_sdk.backends.etcd.keys import DEFAULT_PREFIX, EtcdKeys, LineKey, check_prefix, phase_token
-from fencing_sdk.backends.etcd.leases import EtcdRenewals, SharedLease, SharedLeases
-from fencing_sdk.backends.etcd.line import BACKEND, BATCH, EtcdLine, EtcdRequests, Standing, in_line, unreadable
-from fencing_sdk.backends.etcd.watches import EtcdLossWatcher, EtcdWaiter, EtcdWaiters
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, ConfigurationError
+from fencing_sdk.backends.etcd.keys import (
+    DEFAULT_PREFIX,
+    EtcdKeys,
+    TicketKey,
+    check_prefix,
+    settled,
+    stays_as,
+)
+from fencing_sdk.backends.etcd.leases import BACKEND, BATCH, SharedLease, SharedLeases
+from fencing_sdk.backends.etcd.line import LOOK_AFTER, EtcdLines, Look, View
+from fencing_sdk.backends.etcd.watches import Watches
+from fencing_sdk.errors import BackendError, BackendUnavailableError, ConfigurationError
 
 __all__ = ["EtcdBackend", "from_url"]
 
-_JOINING = LEAVING / 2
-"""Seconds for which a waiter that leaves the line waits for the answer to its joining, before it is cancelled again."""
-_LEAVE_TRIES = 2
-"""One over the connection that is open, and one over the next, if that was broken."""
-_POLL_PART = 1 / 4
-"""Part of a lease after which a waiter tries again, which also keeps its place in the line alive."""
-_LONGEST_POLL = 5.0
-
-
+_TRIES = 10
+"""Times that a step is tried while a lease ends, or others change what was read."""
 _LEAST_REMAINING = 0.5
 """Seconds: etcd answers with whole seconds, rounded down, so a lease with 0 of them is still alive."""
 _LEASES_AT_ONCE = 8
-_LONGER = 5
-"""Seconds for which a note is kept longer than the grant would have lasted."""
-_AT_ONCE = 50
-"""Holders in one transaction: etcd allows 128 operations, and a holder needs two."""
-_TRIES = 10
-"""Times that a lock is looked at while its holders come and go."""
+_MOMENT = 0.1
+"""Seconds for which a name is held before its key is watched."""
 
 
-class _SeenLine(NamedTuple):
-    """The keys of a lock: of its holders, and of its waiters."""
+def _translated(operation: str) -> ErrorTranslation:
+    """Errors of reading an answer: it says nothing about what etcd has done, so it counts as lost."""
+    return ErrorTranslation(lambda operation, error: BackendUnavailableError(BACKEND, operation, str(error)), operation)
 
-    name: str
-    held: list[LineKey]
-    waiting: list[LineKey]
-    phase: int = 0
-    """The token of readers."""
-    revision: int = 0
-    """The revision of this view: a key that is not in it was created later."""
 
-    def token(self, key: LineKey) -> int:
-        """Return the token of a holder."""
-        return self.phase if key.shared == READER.word else key.created
+@dataclass(slots=True, eq=False)
+class _Own:
+    """A ticket that this client has."""
+
+    claim: Claim
+    key: bytes
+    created: int
+    """The number of the ticket."""
+    lease: SharedLease
+    life: float
+    """Seconds for which it lives after `kept_at`."""
+    kept_at: float
+    """When the last call that kept it began."""
+    place: Place
+    rival: TicketKey | None
+    """The ticket ahead, while it waits; None if it is a permit that is next behind permits."""
+    seen: int
+    """A revision at which both were there."""
+    own_watch: int = 0
+    rival_watch: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.place.token is None
+
+    def facts(self) -> list[tuple[bytes, str, int]]:
+        """What does not change while it stands as it does: a key, which of its revisions, and that."""
+        facts = [(self.key, "CREATE", self.created)]
+        if self.waits and self.rival is not None:
+            # A ticket of a shared mode may begin to hold together with the one ahead: then both are written.
+            shared = self.claim.mode.shared
+            revision = self.rival.modified if shared else self.rival.created
+            facts.append((self.rival.key, "MOD" if shared else "CREATE", revision))
+        return facts
 
 
 class EtcdBackend(Uncopied):
@@ -136,6 +151,9 @@ class EtcdBackend(Uncopied):
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
     """
+
+    modes = ALL_MODES
+    rings = True
 
     def __init__(
         self,
@@ -162,214 +180,325 @@ class EtcdBackend(Uncopied):
             key=key,
             connect_timeout=connect_timeout,
         )
-        self._requests = EtcdRequests(self._gateway, self._keys)
-        self._line = EtcdLine(self._requests)
-        self._leases = SharedLeases(self._requests)
-        self._waiters = EtcdWaiters(self._gateway, self._keys, self._line, self._leases.owns)
-        self._leases.on_deleted = self._waiters.deleted
-        self._places = KeptPlaces()
-        self._first_asks = FirstAsks()
-        self._losses = EtcdLossWatcher(self._gateway, self._leases, self._reasons, self._waiters.deleted)
-        self._unanswered = UnansweredRequests()
+        self._lines = EtcdLines(self._gateway, self._keys)
+        self._leases = SharedLeases(self._lines.ask, self._unwanted, self._forget_overdue)
+        self._own: dict[bytes, _Own] = {}
+        self._busy: Counter[bytes] = Counter()
+        self._noted: set[bytes] = set()
+        """Tickets of this client about which there is an operator's note."""
+        self._bells: dict[bytes, Bell] = {}
+        self._watches: Watches[TicketKey] = Watches(self._gateway, TicketKey)
+        self._looks = BackgroundTasks()
+        self._young: dict[bytes, _Own] = {}
+        """Tickets that hold since less than a moment."""
+        self._growing = BackgroundTask()
+        self._fork = ForkDetector()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
-        await self._requests.first("open", "?")
+        with _translated("open"):
+            await self._lines.whole("open", "?")
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """
-        See `fencing_sdk.abc.Backend.acquire`.
+    # The verbs
 
-        There are three cases for the answer:
-
-        1. The claim's key is the first one, or that of a share whose turn has come: it is granted.
-        2. Another key is first, but an earlier request may still be carried out: the outcome is unknown.
-        3. Another key is first: the lock is held.
-        """
-        waiter = self._waiters.find(claim)
-        if waiter is not None or claim.mode is not LOCK:
-            return await self._acquire(claim, waiter)
-        may_hold = self._unanswered.has(claim.owner) or self._leases.find(self._keys.own(claim)) is not None
-        if not may_hold:  # refuse it without a request if a claim of this client is before it, or is being refused
-            if (busy := await self._first_asks.refusal(claim)) is not None:
-                return busy
-            if self._waiters.any_for(claim.name):
-                return Busy(None)
-        with self._first_asks.asking(claim) as settle:
-            outcome = await self._acquire(claim, None)
-            settle(outcome)
-        return outcome
-
-    async def _acquire(self, claim: Claim, waiter: EtcdWaiter | None) -> Grant | Busy:
-        started, key = self._leases.now(), self._keys.own(claim)
-        self._unanswered.begin(claim.owner)
-        self._leases.give_up_overdue(started, [key])
-        await self._leases.finish_deleting("acquire", key)
-        standing, lease = await self._try(claim, waiter, started)
-        if standing.holds:
-            return await self._granted(claim, waiter, standing, started)
-        if standing.earlier_unknown:
-            raise BackendUnavailableError(
-                BACKEND, "acquire", "another key is first, and an earlier request may still be carried out"
-            )
-        if standing.own is not None and not self._leases.is_safe(key, standing.own.created):
-            await self._leases.delete_pending("acquire", [key])  # the claim left the line while this call joined it
-        self._unanswered.answered(claim.owner)
-        return Busy(None if waiter is None else min(_LONGEST_POLL, lease.ttl * _POLL_PART))
-
-    async def _try(self, claim: Claim, waiter: EtcdWaiter | None, started: float) -> tuple[Standing, SharedLease]:
-        """
-        Try to be first: without waiting, by a key of a lock that has none; in the line, by the key that is there.
-
-        The waiter's key is gone if the process was paused for longer than a ttl, or an operator has deleted it.
-        Then the waiter joins the line again, at its end, unless it has left the line meanwhile.
-        """
-        if waiter is None:
-            return await self._leases.with_lease(
-                "acquire", claim, started, lambda lease: self._line.take(claim, lease.number)
-            )
-        standing, lease = await self._turn(claim, started)
-        if standing.own is None and self._waiters.find(claim) is waiter:
-            joined, _ = await self._join_line("acquire", claim, started)
-            standing, lease = await self._turn(claim, started)
-            standing = standing._replace(earlier_unknown=joined.earlier_unknown)
-        if standing.own is not None:
-            waiter.move(standing.own.created)
-        return standing, lease
-
-    async def _turn(self, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
-        """Look whether the turn of a waiter has come. This also keeps its place alive."""
-        return await self._leases.with_lease(
-            "acquire", claim, started, lambda lease: self._line.turn(claim, lease.number)
-        )
-
-    async def _join_line(self, operation: str, claim: Claim, started: float) -> tuple[Standing, SharedLease]:
-        return await self._leases.with_lease(
-            operation, claim, started, lambda lease: self._line.join(operation, claim, lease.number)
-        )
-
-    async def _granted(self, claim: Claim, waiter: EtcdWaiter | None, standing: Standing, started: float) -> Grant:
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`."""
         key = self._keys.own(claim)
-        lease = await self._leases.hold("acquire", claim, standing, started)
-        if lease is None or standing.own is None:
-            raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
-        if not self._leases.is_safe(key, standing.own.created):  # this claim left the line meanwhile
-            raise BackendUnavailableError(BACKEND, "acquire", "the key is being deleted")
-        if not standing.earlier_unknown:  # else a release must be repeated, because the key may be put again
-            self._unanswered.answered(claim.owner)
-        if waiter is not None:
-            waiter.served = True
-        self._losses.granted(key, claim)
-        with ErrorTranslation(unreadable, "acquire"):
-            permit = standing.own.permit
-        return Grant(standing.phase or standing.own.created, ttl=float(lease.ttl), permit=permit)
+        with _translated("acquire"), self._busy_with(key):
+            for _ in range(_TRIES):
+                if (outcome := await self._draw(claim, key, only_if_it_holds)) is not None:
+                    return outcome
+        detail = "a ticket ends as soon as it is drawn, or an earlier one of its owner stays for a while"
+        raise BackendUnavailableError(BACKEND, "acquire", detail)
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
-        started = self._leases.now()
-        self._leases.give_up_overdue(started, {self._keys.own(claim) for claim in claims})
-        renewals = EtcdRenewals(self._requests, self._line, self._leases, claims, started)
-        await renewals.run()
-        if renewals.failures and not renewals.outcomes:
-            raise renewals.failures[0]
-        outcomes = [renewals.outcomes.get(self._keys.own(claim), Renewal.UNKNOWN) for claim in claims]
-        for claim, outcome in zip(claims, outcomes, strict=True):
-            if outcome is Renewal.RENEWED and self._leases.find(key := self._keys.own(claim)) is not None:
-                self._losses.granted(key, claim)
-        return await with_reasons(claims, outcomes, self._reasons)
-
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
-        if not await self._delete("release", claim):
+    async def _draw(self, claim: Claim, key: bytes, only_if_it_holds: bool) -> Place | Busy | None:  # noqa: FBT001
+        """Draw once; None: it has to be tried again."""
+        started, waits = self._now(), min(claim.ttl, WAITER_TTL)
+        noted = key in self._noted or key in self._own
+        lease = await self._leases.lease_for("acquire", claim.ttl)
+        short = lease if only_if_it_holds else await self._leases.lease_for("acquire", waits)
+        try:
+            asked: Coroutine[Any, Any, View | Busy | None] = (
+                self._lines.put_if_it_holds(claim, lease, noted=noted)
+                if only_if_it_holds
+                else self._lines.put(claim, lease, short, noted=noted)
+            )
+            if self._leases.lives(lease, claim.ttl, started):  # as most often: no task is needed
+                drawn, fresh = await asked, True
+            else:
+                drawn, fresh = await asyncio.gather(asked, self._leases.fresh("acquire", lease, claim.ttl, started))
+        except LeaseNotFoundError:
+            self._leases.not_found(lease, short)
             return None
-        others = False
-        with suppress(BackendError):  # the loss is known, and an error would have the release repeated, which hides it
-            (standing,) = await self._line.standings("release", [claim])
-            others = standing.others
-        return (await with_reasons([claim], [refusal(claim.mode, others=others)], self._reasons))[0]
-
-    async def _delete(self, operation: str, claim: Claim) -> bool:
-        """
-        Delete the claim's key, now or later: it stays a pending delete until etcd confirms it.
-
-        Return whether the key was gone before, for sure.
-        """
-        now, key = self._leases.now(), self._keys.own(claim)
-        held = claim.mode is LOCK and self._leases.find(key) is not None
-        self._leases.forget(key)
-        self._losses.ended(key)
-        may_return = self._unanswered.has(claim.owner)
-        self._leases.pending_deletes.add(key, now, may_return=may_return, sending=True, held=held)
-        return bool(await self._leases.delete_pending(operation, [key]))
-
-    # Who holds and who waits
-
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`; the waiters are not counted."""
-        first = await self._requests.first("inspect", name)
-        if first is None:
+        except BaseException:
+            self._leases.suspect(lease, short)
+            raise
+        if isinstance(drawn, Busy):
+            return drawn
+        if drawn is not None:
+            if drawn.earlier_unknown:
+                self._leases.suspect(lease, short)
+            self._noted.discard(key)
+        at = drawn.find(key) if drawn is not None else None
+        mine = drawn.stands[at] if drawn is not None and at is not None else None
+        own_lease, life = (short, waits) if mine is not None and mine.token is None else (lease, claim.ttl)
+        if drawn is None or mine is None or mine.key.lease != own_lease.number:  # the ticket was there, or has changed
+            place = await self._look("acquire", claim)
+            return place if isinstance(place, Place) else None
+        if not fresh or not await self._leases.fresh("acquire", own_lease, life, started):
             return None
-        if first.shared:
-            return next(iter(await self.holders(name)), None)
-        found = await self._describe("inspect", [_SeenLine(name, [first], [])])
-        return replace(found[0], waiters=None) if found else None
+        return self._remember(claim, drawn, own_lease, life, started)
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`: in the order of their permits, or of their tokens."""
-        found = await self._describe("inspect", [await self._look_at("inspect", name)])
-        return sorted(found, key=lambda holder: (holder.permit or 0, holder.token))
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        """See `fencing_sdk.abc.Backend.keep`."""
+        with _translated("renew"):
+            return await self._keep(tickets)
 
-    async def _look_at(self, operation: str, name: str) -> _SeenLine:
-        """The whole line of *name*."""
-        begin, end = self._keys.line(name)
-        look = [ranged(begin, end=end), ranged(self._keys.phase(name))]
-        fields, _ = await self._requests.ask(operation, TXN, txn(compare=[], success=look))
-        with ErrorTranslation(unreadable, operation):
-            line_part, phase_part = responses(fields, 2)
-            line, phase = in_line(entries(line_part, LineKey)), phase_token(entries(phase_part, Entry))
-            held = holding(line, phase=bool(phase))
-            return _SeenLine(name, held, line[len(held) :], phase, number(fields["header"], "revision"))
+    async def _keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        now = self._now()
+        keys = [self._keys.own(claim) for claim, _ in tickets]
+        groups: dict[SharedLease, list[_Own]] = {}
+        looks: list[bytes] = []
+        dead = [own for key in keys if (own := self._own.get(key)) is not None and own.kept_at + own.life <= now]
+        for own in dead:  # although its lease may live
+            self._forget(own)
+        await asyncio.gather(*map(self._leases.sweep, {own.lease for own in dead}))
+        for key, (claim, number) in zip(keys, tickets, strict=True):
+            own = self._own.get(key)
+            if own is None or number not in {0, own.created} or own.lease.ended or self._has_to_look(own, claim):
+                looks.append(key)
+            else:
+                groups.setdefault(own.lease, []).append(own)
+        found: dict[bytes, Place | Gone] = {}
+        errors = await self._gather([self._keep_group(lease, owns, now, found) for lease, owns in groups.items()])
+        failed = {own.key for owns in groups.values() for own in owns} if errors else set()
+        kept = dict(zip(keys, tickets, strict=True))
+        looks += [key for key in kept if key not in found and key not in looks and key not in failed]
 
-    async def _describe(self, operation: str, lines: Sequence[_SeenLine]) -> list[Holder]:
-        """Describe the holders of *lines*, except of those whose lease has ended since."""
-        remaining = await self._remaining(operation, [key.lease for line in lines for key in line.held])
-        found = []
-        for line in lines:
-            for key in line.held:
-                if (left := remaining[key.lease]) is None:
+        async def look(key: bytes) -> None:
+            found[key] = await self._look("renew", *kept[key])
+
+        errors += await self._gather([look(key) for key in dict.fromkeys(looks)])
+        if errors and not found:
+            raise errors[0]
+        return [found.get(key) for key in keys]
+
+    @staticmethod
+    async def _gather(works: Sequence[Awaitable[None]]) -> list[BackendError]:
+        """Do all; return the errors of etcd."""
+        outcomes = await asyncio.gather(*works, return_exceptions=True)
+        errors: list[BackendError] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BackendError):
+                errors.append(outcome)
+            elif outcome is not None:
+                raise outcome
+        return errors
+
+    @staticmethod
+    def _has_to_look(own: _Own, claim: Claim) -> bool:
+        if own.waits:
+            return own.rival is None or min(claim.ttl, WAITER_TTL) > own.life
+        return claim.ttl > own.life
+
+    async def _keep_group(
+        self, lease: SharedLease, owns: Sequence[_Own], now: float, found: dict[bytes, Place | Gone]
+    ) -> None:
+        """Keep the tickets of one lease: one keep-alive, and a comparison for each batch of them."""
+        batches = [owns[start : start + BATCH] for start in range(0, len(owns), BATCH)]
+        alive, answers = await asyncio.gather(
+            self._leases.fresh("renew", lease, max(own.life for own in owns), now),
+            asyncio.gather(*map(self._compare, batches)),
+        )
+        if not alive:
+            return
+        for revision, unchanged in answers:
+            for own in unchanged:
+                if not own.waits and own.claim.ttl > own.life:  # it has just begun to hold
                     continue
-                try:
-                    waiters = len(line.waiting)
-                    found.append(key.holder(line.name, max(_LEAST_REMAINING, left), phase=line.phase, waiters=waiters))
-                except UnreadableAnswerError as error:
-                    if operation != "list":  # a list leaves out what another program has written
-                        raise BackendRefusedError(BACKEND, operation, str(error)) from error
-        return found
+                own.kept_at, own.seen = max(own.kept_at, now), max(own.seen, revision)
+                found[own.key] = own.place
+                if self._own.get(own.key) is own:
+                    self._watch(own)
 
-    async def _remaining(self, operation: str, leases: Iterable[int]) -> dict[int, float | None]:
-        """The seconds that leases have left; None for those that have ended. Many locks share one."""
+    async def _compare(self, owns: Sequence[_Own]) -> tuple[int, list[_Own]]:
+        """Return a revision, and those of these tickets for which nothing has changed."""
+        facts = [(own, *fact) for own in owns for fact in own.facts()]
+        looks = [ranged(key, keys_only=True) for _, key, _, _ in facts]
+        compare = [compared(key, target, "EQUAL", revision) for _, key, target, revision in facts]
+        body = txn(compare=compare, success=[], failure=looks)
+        fields, _ = await self._lines.ask("renew", TXN, body, hedged=True)  # the ranges make etcd ask the majority
+        if fields.get("succeeded") is True:
+            return revision_in(fields), list(owns)
+        changed: set[_Own] = set()
+        for (own, _, target, revision), part in zip(facts, responses(fields, len(looks)), strict=True):
+            found = [each.modified if target == "MOD" else each.created for each in entries(part, Entry)]
+            if found != [revision]:
+                changed.add(own)
+        return 0, [own for own in owns if own not in changed]
+
+    async def _look(self, operation: str, claim: Claim, number: int = 0, *, prolong: bool = True) -> Place | Gone:
+        """
+        Look how a ticket stands, and let it live on, if necessary on another lease.
+
+        *prolong*: False to look only.
+        """
+        with self._busy_with(self._keys.own(claim)):
+            return await self._look_at(operation, claim, number, prolong=prolong)
+
+    async def _look_at(self, operation: str, claim: Claim, number: int, *, prolong: bool) -> Place | Gone:
+        key = self._keys.own(claim)
+        for _ in range(_TRIES):
+            started, known = self._now(), self._own.get(key)
+            look = await self._lines.look(operation, claim, number or (known.created if known is not None else 0))
+            view, at = look.view, look.view.find(key)
+            if at is not None and view.stands[at].unwritten:
+                view = await self._lines.settle(operation, claim.name, view)
+                at = view.find(key)
+            mine = view.stands[at] if at is not None else None
+            if mine is None or mine.key.stays is not None or number not in {0, mine.key.created}:
+                return self._gone(key, known, look)
+            if known is not None and known.created != mine.key.created:
+                known = None
+            if not prolong:
+                if known is None:
+                    return Gone()
+                return self._remember(claim, view, known.lease, known.life, known.kept_at)
+            life = min(claim.ttl, WAITER_TTL) if mine.token is None else claim.ttl
+            life = life if known is None else max(life, known.life)
+            lease = await self._leases.lease_for(operation, life)
+            try:
+                there = mine.key.lease == lease.number or await self._lines.move(operation, mine.key, lease.number)
+            except LeaseNotFoundError:
+                self._leases.not_found(lease)
+                continue
+            if there and await self._leases.fresh(operation, lease, life, started):
+                place = self._remember(claim, view, lease, life, started)
+                if place.token is None or life >= claim.ttl:  # else it has begun to hold since this look
+                    return place
+        raise BackendUnavailableError(BACKEND, operation, "a ticket changes whenever it is looked at")
+
+    def _gone(self, key: bytes, known: _Own | None, look: Look) -> Gone:
+        if known is not None:
+            self._forget(known)
+        if look.reason is not None:
+            self._noted.add(key)
+        return Gone(look.reason, look.taken)
+
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`."""
+        key = self._keys.own(claim)
+        with _translated("release"), self._busy_with(key):
+            own = self._own.get(key)
+            if own is not None:
+                self._forget(own)
+            try:
+                return await (self._park(claim, after) if after > 0 else self._end_own(claim, own))
+            except BaseException:
+                if own is not None:
+                    self._leases.suspect(own.lease)
+                raise
+
+    async def _end_own(self, claim: Claim, own: _Own | None) -> Gone | None:
+        lease, created, unknown = (-1, 1, False) if own is None else (own.lease.number, own.created, False)
+        key = self._keys.own(claim)
+        for _ in range(_TRIES):
+            look = await self._lines.delete(claim, lease, created)
+            if not isinstance(look, Look):
+                if look:
+                    await self._settle("release", claim.name)
+                return None
+            unknown = unknown or look.view.earlier_unknown
+            if (at := look.view.find(key)) is None:
+                return None if unknown else self._gone(key, None, look)
+            found = look.view.stands[at].key
+            if found.stays is not None:
+                return None
+            lease, created = found.lease, found.created
+        raise BackendUnavailableError(BACKEND, "release", "a ticket changes whenever it is to be deleted")
+
+    async def _settle(self, operation: str, name: str) -> None:
+        """Let those hold who do by what was just done. If that fails, they find it themselves."""
+        with suppress(BackendError):
+            await self._lines.settle(operation, name)
+
+    async def _park(self, claim: Claim, after: float) -> Gone | None:
+        """Let a ticket that holds stay, on a lease of its own, with a mark."""
+        key = self._keys.own(claim)
+        for _ in range(_TRIES):
+            look = await self._lines.look("release", claim, 0)
+            view = await self._lines.settle("release", claim.name, look.view)
+            mine = view.stands[at] if (at := view.find(key)) is not None else None
+            if mine is None:
+                return self._gone(key, None, look)
+            if mine.key.stays is not None:
+                return None
+            if mine.token is None:
+                return await self._end_own(claim, None)
+            if view is look.view:  # else the key has just been written
+                lease, _ = await self._leases.grant("release", after)
+                value = mine._replace(key=replace(mine.key, stays=stays_as(claim))).value
+                if await self._lines.move("release", mine.key, lease, value):
+                    return None
+        raise BackendUnavailableError(BACKEND, "release", "a ticket changes whenever it is looked at")
+
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
+        with _translated("revoke"):
+            self._now()
+            ended, failures = False, 0
+            while failures < _TRIES:
+                over = [stand.key for stand in (await self._lines.whole("revoke", name)).stands if stand.token == token]
+                if not over:
+                    return ended
+                if not await self._end_all(over[:BATCH], reason):
+                    failures += 1
+                    continue
+                ended = True
+                if len(over) <= BATCH:
+                    await self._settle("revoke", name)
+                    return True
+        raise BackendUnavailableError(BACKEND, "revoke", "the holders of the lock change whenever it is looked at")
+
+    async def _end_all(self, over: Sequence[TicketKey], reason: str) -> bool:
+        """End these tickets, if all of them are there."""
+        left = await self._remaining("revoke", [key.lease for key in over])
+        lease, _ = await self._leases.grant("revoke", REASON_TTL + max(each or 0.0 for each in left.values()))
+        note = json.dumps({"reason": reason}).encode()
+        notes = [put(self._keys.note(key.key), note, lease) for key in over if key.stays is None]
+        compare = [compared(key.key, "CREATE", "EQUAL", key.created) for key in over]
+        body = txn(compare=compare, success=[*(delete(key.key) for key in over), *notes])
+        fields, earlier_unknown = await self._lines.ask("revoke", TXN, body)
+        if fields.get("succeeded") is not True and earlier_unknown:
+            raise BackendUnavailableError(BACKEND, "revoke", "an earlier request may have been carried out")
+        return fields.get("succeeded") is True
+
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        with _translated("inspect"):
+            self._now()
+            lines: list[list[TicketKey]] = []
+            for start in range(0, len(names), BATCH):
+                lines += await self._lines.look_at("inspect", names[start : start + BATCH])
+            left = await self._remaining("inspect", [key.lease for line in lines for key in line])
+        living = [[key for key in line if left[key.lease] is not None] for line in lines]
+        return [
+            [stand.seen(max(_LEAST_REMAINING, left[stand.key.lease] or 0.0)) for stand in settled(line)]
+            for line in living
+        ]
+
+    async def _remaining(self, operation: str, leases: Sequence[int]) -> dict[int, float | None]:
+        """The seconds that leases have left; None for those that have ended. Many tickets share one."""
         gate, asked = asyncio.Semaphore(_LEASES_AT_ONCE), list(dict.fromkeys(leases))
 
         async def ask(lease: int) -> float | None:
             async with gate:
-                return await self._requests.remaining(operation, lease)
+                return await self._leases.remaining(operation, lease)
 
         return dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
 
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        seen = await self._look_at("list", name)
-        waiters: list[Waiting] = []
-        for key in seen.waiting:
-            with suppress(UnreadableAnswerError):  # another program has written the key
-                holder = key.holder(name, 0.0)
-                waiters.append(Waiting(holder.id, holder.mode, None, holder.label))  # when it came is not kept
-        return waiters
-
-    # All names
-
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`. A page has the names of *limit* keys."""
         begin, end = self._keys.names(prefix)
         if cursor is not None:
             try:
@@ -380,69 +509,16 @@ class EtcdBackend(Uncopied):
                 msg = "cursor must come from a page of this listing"
                 raise ConfigurationError(msg)
             begin = start
-        found, more = await self._requests.stretch("list", begin, end, limit)
-        names = [self._keys.name(key.key) for key in found]
-        lines: dict[str, list[LineKey]] = {}
-        for name, key in zip(names, found, strict=True):
-            if name is not None:
-                lines.setdefault(name, []).append(key)
-        after, cut = found[-1].key + b"\0" if found else begin, False
-        if more and (last := names[-1]) is not None:
-            line_begin, after = self._keys.line(last)
-            cut = len(lines[last]) == len(found)
-            if not cut:
-                after = line_begin
-                del lines[last]
-        seen = [await self._seen(name, in_line(keys), cut=cut) for name, keys in lines.items()]
-        return Listing(await self._describe("list", seen), after.hex() if more else None)
-
-    async def _seen(self, name: str, keys: list[LineKey], *, cut: bool) -> _SeenLine:
-        """The line of a lock, of which *keys* are on the page; *cut*: there may be more of them."""
-        if not cut and not keys[0].shared:
-            return _SeenLine(name, keys[:1], keys[1:])
-        try:
-            return await self._look_at("list", name)
-        except BackendError as error:
-            if not isinstance(error.__cause__, UnreadableAnswerError):
-                raise
-            return _SeenLine(name, [], [])  # another program has written one of the keys
-
-    # Revocations
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
-        ended, failures = False, 0
-        while failures < _TRIES:
-            seen = await self._look_at("revoke", name)
-            victims = [key for key in seen.held if seen.token(key) == token]
-            if not victims:
-                return ended
-            succeeded = await self._end(seen, victims[:_AT_ONCE], reason, last=len(victims) <= _AT_ONCE)
-            if succeeded and len(victims) <= _AT_ONCE:
-                return True
-            ended, failures = ended or succeeded, failures + (not succeeded)
-        raise BackendUnavailableError(BACKEND, "revoke", "the holders of the lock change whenever it is looked at")
-
-    async def _end(self, seen: _SeenLine, victims: Sequence[LineKey], reason: str, *, last: bool) -> bool:
-        """End the grants of *victims*, if all of them still hold; with the *last* readers also their phase."""
-        remaining = await self._remaining("revoke", [victim.lease for victim in victims])
-        longest = max((left or 0.0 for left in remaining.values()), default=0.0)
-        lease, _ = await self._requests.grant_lease("revoke", math.ceil(longest) + _LONGER)
-        value = json.dumps({"reason": reason}).encode()
-        steps = [put(self._keys.note(seen.name, victim.key), value, lease) for victim in victims]
-        compare = [compared(victim.key, "CREATE", "EQUAL", victim.created) for victim in victims]
-        if last and victims[0].shared == READER.word:
-            begin, end = self._keys.readers(seen.name)  # no reader came since the look
-            compare.append(compared(begin, "CREATE", "LESS", seen.revision + 1, end=end))
-            steps.append(delete(self._keys.phase(seen.name)))
-        return await self._requests.end("revoke", compare, [victim.key for victim in victims], steps)
-
-    async def _reasons(self, claims: Sequence[Claim]) -> list[str | None]:
-        """For claims whose grants have ended: why they were revoked; None for those that were not."""
-        found: list[Entry | None] = []
-        for start in range(0, len(claims), BATCH):
-            found += await self._requests.notes("renew", claims[start : start + BATCH])
-        return [None if note is None else _read_reason(note.value) for note in found]
+        with _translated("list"):
+            look = ranged(begin, end=end, most=limit, keys_only=True)["request_range"]
+            fields, _ = await self._lines.ask("list", RANGE, look, hedged=True)
+            keys = [each.key for each in entries(fields, Entry)]
+        found = [self._keys.name(key) for key in keys]
+        page = list(dict.fromkeys(name for name in found if name is not None))
+        if fields.get("more") is not True or not keys:
+            return page, None
+        after = keys[-1] + b"\0" if found[-1] is None else self._keys.line(found[-1])[1]
+        return page, after.hex()
 
     def comparison(self, name: str, owner: str, token: int) -> Json:
         """
@@ -453,84 +529,185 @@ class EtcdBackend(Uncopied):
         """
         return compared(self._keys.own(Claim(name, 1.0, owner)), "CREATE", "EQUAL", token)
 
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._losses.on_loss(notice)
+    # The tickets of this client
 
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (etcd only wakes)
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, notify)
-
-    @asynccontextmanager
-    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        loop, name = asyncio.get_running_loop(), waiting_for(claim.name)
-        joining = loop.create_task(self._join(claim), context=Context(), name=name)
-        joining.add_done_callback(retrieve, context=Context())
-        try:
-            await asyncio.wait((joining,))
-            yield joining.result()
-        finally:
-            await self._leave(claim, joining)
-
-    async def _join(self, claim: Claim) -> EtcdWaiter:
-        started, key = self._leases.now(), self._keys.own(claim)
-        self._unanswered.begin(claim.owner)
-        async with self._waiters.joining(claim.name):
-            await self._leases.finish_deleting("queue", key)
-            standing, lease = await self._join_line("queue", claim, started)
-        if standing.own is None or not self._leases.is_safe(key, standing.own.created):
-            raise BackendUnavailableError(BACKEND, "queue", "the key in the line was deleted as soon as it was put")
-        if standing.own.lease != lease.number:  # another backend object has put the key, with this claim
-            await self._requests.adopt("queue", standing.own, lease.number)
-        if not standing.earlier_unknown:
-            self._unanswered.answered(claim.owner)
-        return self._waiters.add(claim, standing.own.created)
-
-    async def _leave(self, claim: Claim, joining: asyncio.Task[EtcdWaiter]) -> None:
+    def _now(self) -> float:
         """
-        Leave the line, unless the lock was granted.
+        The moment at which a call begins.
 
-        A wait that is cancelled leaves its request under way until the answer: etcd may carry out a request whose
-        connection was closed after the deletion, and the key would stay in the line as long as its lease.
-
-        A try may have been granted before the claim had a waiter, or since a deletion has failed, so this looks at the
-        held keys, too. It raises no error, which would replace the cancellation that ends the wait.
+        A forked child forgets what it has inherited: if it kept its parent's leases alive, the locks of a parent
+        that died would never become free.
         """
+        if self._fork.forked():
+            self._leases.clear()
+            self._watches.clear()
+            self._looks.forget()
+            self._growing = BackgroundTask()
+            for inherited in (self._own, self._busy, self._bells, self._young):
+                inherited.clear()
+        return self._leases.now()
+
+    def _remember(self, claim: Claim, view: View, lease: SharedLease, life: float, kept_at: float) -> Place:
+        """Take note of a ticket of this client, and watch what concerns it; return its place."""
+        key = self._keys.own(claim)
+        at = view.find(key)
+        assert at is not None  # the callers have found it
+        mine, rival = view.stands[at], None
+        place = Place(mine.token, mine.permit, mine.key.created)
+        if mine.token is None:
+            ahead = view.stands[at - 1]
+            next_to_hold = ahead.token is not None
+            rival = None if next_to_hold and _both_permits(ahead.key, mine.key) else ahead.key
+            place = Place(None, None, mine.key.created, None, LOOK_AFTER if next_to_hold else math.inf)
+        own = self._own.get(key)
+        if own is None or own.created != mine.key.created:
+            if own is not None:
+                self._forget(own)
+            own = self._own[key] = _Own(claim, key, mine.key.created, lease, life, kept_at, place, rival, view.revision)
+            if not own.waits:
+                self._grow_up(own)
+                return place
+        elif not own.waits and place.token is None:
+            return own.place  # this view is older
+        elif own.waits and place.token is not None:
+            self._grow_up(own)
+        if own.rival_watch and (rival is None or own.rival is None or rival.created != own.rival.created):
+            self._watches.remove(own.rival_watch)
+            own.rival_watch = 0
+        own.claim, own.lease, own.life, own.place, own.rival = claim, lease, life, place, rival
+        own.kept_at, own.seen = max(own.kept_at, kept_at), max(own.seen, view.revision)
+        if own.waits:
+            self._watch(own)
+        return place
+
+    def _forget(self, own: _Own) -> None:
+        """Keep this ticket no longer. Its key may still be there."""
+        if self._own.get(own.key) is own:
+            del self._own[own.key]
+        self._unwatch(own)
+
+    def _unwatch(self, own: _Own) -> None:
+        for watch in (own.own_watch, own.rival_watch):
+            if watch:
+                self._watches.remove(watch)
+        own.own_watch = own.rival_watch = 0
+
+    @contextmanager
+    def _busy_with(self, key: bytes) -> Iterator[None]:
+        """For the length of a call its key is not taken for one that no ticket has."""
+        self._now()
+        self._busy[key] += 1
         try:
-            if not joining.done():
-                with move_on_after(_JOINING, shield=True):
-                    await asyncio.wait((joining,))
-        except BaseException:  # cancelled again, and the request may still put the key
-            if self._leases.find(key := self._keys.own(claim)) is None:
-                self._leases.pending_deletes.add(key, self._leases.now(), may_return=True)
-            raise
+            yield
         finally:
-            joining.cancel()  # unless it was answered
-        if joining.done() and not joining.cancelled() and not joining.exception():
-            waiter = joining.result()
-            await self._waiters.remove(waiter)
-            if waiter.served:
-                return
-        with move_on_after(LEAVING, shield=True):  # a key that is left then is deleted with a later keep-alive
-            for _ in range(_LEAVE_TRIES):
-                if self._leases.find(self._keys.own(claim)) is not None:
-                    return
-                with suppress(BackendError):
-                    await self._delete("queue", claim)
-                    return
+            self._busy[key] -= 1
+            if self._busy[key] <= 0:
+                del self._busy[key]
+
+    def _unwanted(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Return those *keys* of a lease of this client that no ticket of it has."""
+        return [key for key in keys if key not in self._own and key not in self._busy]
+
+    def _forget_overdue(self, lease: SharedLease) -> bool:
+        now = self._leases.now()
+        overdue = [own for own in self._own.values() if own.lease is lease and own.kept_at + own.life <= now]
+        for own in overdue:
+            self._forget(own)
+        return bool(overdue)
+
+    # Bells
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        self._now()
+        key = self._keys.own(claim)
+        self._bells[key] = bell
+
+        def stop() -> None:
+            if self._bells.get(key) is bell:
+                del self._bells[key]
+                if (own := self._own.get(key)) is not None:
+                    self._unwatch(own)
+
+        return stop
+
+    def _ring(self, own: _Own, news: News) -> None:
+        if self._own.get(own.key) is own and (bell := self._bells.get(own.key)) is not None:
+            bell(news)
+
+    def _grow_up(self, own: _Own) -> None:
+        """Watch the key of a ticket that holds, if it does so for a moment."""
+        if own.key in self._bells:
+            self._young[own.key] = own
+            self._growing.start(self._grow)
+
+    async def _grow(self) -> None:
+        older: dict[bytes, _Own] = {}
+        while older or self._young:
+            younger, self._young = self._young, {}
+            await asyncio.sleep(_MOMENT)
+            for own in older.values():
+                if self._own.get(own.key) is own:
+                    self._watch(own)
+            older = {key: own for key, own in younger.items() if self._own.get(key) is own}
+
+    def _watch(self, own: _Own) -> None:
+        """Watch what concerns a ticket: see the module."""
+        if own.key not in self._bells:
+            return
+        if not own.own_watch and (not own.waits or own.claim.mode.shared):
+            changed = partial(self._own_changed, own)
+            own.own_watch = self._watches.add(own.key, own.seen, changed, puts=own.waits)
+        if own.waits and not own.rival_watch:
+            (begin, end), rival = self._keys.line(own.claim.name), own.rival
+            key, end_ = (begin, end) if rival is None else (rival.key, None)
+            own.rival_watch = self._watches.add(key, own.seen, partial(self._rival_changed, own), end=end_)
+
+    def _own_changed(self, own: _Own, puts: Sequence[TicketKey]) -> None:
+        if not puts:
+            self._watches.remove(own.own_watch)
+            own.own_watch = 0
+            self._ring(own, None)
+            return
+        latest = puts[-1]
+        if own.waits and latest.written and latest.created == own.created:
+            self._watches.remove(own.rival_watch)
+            own.rival_watch, own.rival = 0, None
+            own.place = Place(latest.token or latest.created, latest.permit, own.created)
+            self._ring(own, own.place)
+
+    def _rival_changed(self, own: _Own, _: Sequence[TicketKey]) -> None:
+        self._watches.remove(own.rival_watch)
+        own.rival_watch = 0
+        self._looks.start(self._look_and_ring(own))
+
+    async def _look_and_ring(self, own: _Own) -> None:
+        if self._own.get(own.key) is not own or not own.waits:
+            return
+        try:
+            with _translated("queue"):
+                place = await self._look("queue", own.claim, own.created, prolong=False)
+        except BackendError:
+            place = Gone()
+        if isinstance(place, Gone):
+            if (bell := self._bells.get(own.key)) is not None:
+                bell(None)
+        elif place.token is not None:
+            self._ring(own, place)
 
     async def aclose(self) -> None:
-        """Close the connections. Grants stay until they are released or expire."""
-        await self._losses.aclose()
-        # No keep-alive will delete the places in a line that were left while etcd was slow, or by waiters whose loop
-        # was closed. The claims behind them would wait for a whole ttl.
-        now = self._leases.now()
-        for claim in self._waiters.pop_orphans():
-            self._leases.pending_deletes.add(self._keys.own(claim), now, may_return=True)
-        with move_on_after(LEAVING), suppress(BackendError):
-            await self._leases.delete_pending("queue", self._leases.pending_deletes.never_confirmed())
+        """Close the connections. Tickets stay until they are given back or die."""
+        await self._growing.aclose()
+        await self._watches.aclose()
+        await self._looks.aclose(patience=0.0)
+        for own in self._own.values():
+            own.own_watch = own.rival_watch = 0
         await self._leases.aclose()
         await self._gateway.aclose()
+
+
+def _both_permits(one: TicketKey, other: TicketKey) -> bool:
+    return isinstance(one.mode, Permit) and isinstance(other.mode, Permit)
 
 
 def from_url(url: str, **options: object) -> EtcdBackend:
@@ -542,11 +719,3 @@ def from_url(url: str, **options: object) -> EtcdBackend:
     """
     endpoints, chosen = read_url(url, take_options(url, options, option_names(EtcdBackend, besides={"tls"})))
     return EtcdBackend(endpoints, **chosen)
-
-
-def _read_reason(value: bytes) -> str:
-    try:
-        reason = json.loads(value).get("reason")
-    except (ValueError, AttributeError, RecursionError):
-        reason = None
-    return reason if isinstance(reason, str) else ""

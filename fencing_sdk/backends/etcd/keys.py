@@ -1,17 +1,19 @@
 """
-Keys in etcd: one for each claim that holds the lock or waits for it.
+Tickets in etcd: one key for each, and the rules of their line.
 
-    fencing/invoices%2F42/9f8a01c2...       ->  {"label": "batch 7"}
-    fencing/catalog/9f8a01c2...             ->  {"label": null, "mode": "writer"}
-    fencing/catalog/reader-9f8a01c2...      ->  {"label": null}
-    fencing/catalog                         ->  the phase of its readers
-    fencing/gpu-pool/permit-9f8a01c2...     ->  {"label": null, "of": 4, "permit": 2}
+    fencing/invoices%2F42/9f8a01c2...    ->  {"label": "batch 7"}
+    fencing/catalog/9f8a01c2...          ->  {"label": null, "mode": "reader", "token": 4711}
+    fencing/gpu-pool/9f8a01c2...         ->  {"label": null, "mode": "permit", "of": 4, "permit": 2}
 
-The key ends with a digest of the owner id, so that the id itself never leaves the process. The keys of a lock are its
-line, in the order in which they were created: `fencing_sdk.backends._shared.node_line` says who of it holds. The
-revision that created a key is the token of its holder, except of readers, who share one.
+The key ends with a digest of the owner, which itself never leaves the process. The keys of a name are its line, in the
+order in which they were created, and that revision is the number of the ticket. It is the token as well, except that
+readers share the token of the first of them.
 
-An operator who takes a grant away leaves a note for its holder, which ends with the ttl that it had:
+A lock and a writer hold as soon as they are first: no request has to write that. The token of a reader and the number
+of a permit are written into the key, by the client that lets them hold or that notices it first.
+
+A ticket that stays for a while after its owner has left has ``stays`` in its value. An operator who ends a ticket
+leaves a note for its owner:
 
     fencing/invoices%2F42:revoked/9f8a01c2...    ->  {"reason": "host is gone"}
 """
@@ -22,23 +24,22 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import unquote
 
-from fencing_sdk._etcd import Entry
+from fencing_sdk._etcd import Entry, Json
 from fencing_sdk._http.requests import UnreadableAnswerError
-from fencing_sdk._values.claim import LOCK, READER, WRITER, Claim, Holder, Mode, Permit, safe_segment
+from fencing_sdk._values.claim import LOCK, READER, Claim, Mode, Permit, Seen, holder_of, mode_named, safe_segment
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import ConfigurationError, shown
 
 DEFAULT_PREFIX = "fencing/"
 _PREFIX = re.compile(r"[!-~]{1,256}")
 _DIGEST = 32
-"""Hex digits of the SHA-256 of the owner id: as many bits as that has. The first eight are the public holder."""
-
-_READER, _PERMIT = b"reader-", b"permit-"
-_LAST = re.compile(rf"(?:reader-|permit-)?[0-9a-f]{{{_DIGEST}}}")
+"""Hex digits of the SHA-256 of the owner: as many bits as that has. The first eight are the public holder."""
+_LAST = re.compile(rf"[0-9a-f]{{{_DIGEST}}}")
 _WITHOUT_LABEL = b'{"label":null}'
 
 
@@ -49,52 +50,28 @@ class EtcdKeys:
         self._prefix = prefix.encode()
 
     def line(self, name: str) -> tuple[bytes, bytes]:
-        """The range of a lock's keys: its begin, and its end, which is not part of it."""
+        """The range of a name's keys: its begin, and its end, which is not part of it."""
         return _line(self._prefix, name)
-
-    def rivals(self, claim: Claim) -> tuple[bytes, bytes]:
-        """The part of the line that a claim waits for: for a reader all but readers, whose keys sort last."""
-        begin, end = self.line(claim.name)
-        return begin, begin + _READER if claim.mode == READER else end
-
-    def permits(self, name: str) -> tuple[bytes, bytes]:
-        """The part of the line whose keys are those of permits."""
-        begin, _ = self.line(name)
-        return begin + _PERMIT, begin + _READER
-
-    def readers(self, name: str) -> tuple[bytes, bytes]:
-        """The part of the line whose keys are those of readers."""
-        begin, end = self.line(name)
-        return begin + _READER, end
 
     def own(self, claim: Claim) -> bytes:
         """The key of one claim."""
-        begin = {READER.word: _READER, "permit": _PERMIT}.get(claim.mode.word, b"")
-        return _line(self._prefix, claim.name)[0] + begin + _digest(claim.owner)
-
-    def phase(self, name: str) -> bytes:
-        """The key that has the token of the readers that hold together: see `phase_token`."""
-        return _line(self._prefix, name)[0][:-1]
-
-    def phase_of_reader(self, key: bytes) -> bytes | None:
-        """The same, for the key of a reader; None for any other key."""
-        folder, _, last = key.rpartition(b"/")
-        return folder if last.startswith(_READER) else None
+        return _line(self._prefix, claim.name)[0] + _digest(claim.owner)
 
     def names(self, prefix: str) -> tuple[bytes, bytes]:
-        """The range of the keys of all locks whose name begins with *prefix*."""
+        """The range of the keys of all names that begin with *prefix*."""
         begin = self._prefix + safe_segment(prefix).encode("ascii")
         return begin, begin[:-1] + bytes([begin[-1] + 1])  # the last byte is printable ASCII
 
     def name(self, key: bytes) -> str | None:
-        """The lock of a key that is in such a range; None for a note, a phase, and a key of another program."""
+        """The name of a key that is in such a range; None for a note, and for a key of another program."""
         folder, _, last = key.removeprefix(self._prefix).decode(errors="replace").partition("/")
         name = unquote(folder)
         return name if _LAST.fullmatch(last) and safe_segment(name) == folder else None
 
-    def note(self, name: str, key: bytes) -> bytes:
-        """The key of the note for the holder whose own key is *key*."""
-        return _line(self._prefix, name)[0][:-1] + b":revoked/" + key.rpartition(b"/")[2]
+    def note(self, key: bytes) -> bytes:
+        """The key of the note for the owner of the ticket whose key is *key*."""
+        folder, _, last = key.rpartition(b"/")
+        return folder + b":revoked/" + last
 
 
 @lru_cache(maxsize=1024)  # an acquisition and its release need each several times
@@ -116,114 +93,131 @@ def check_prefix(prefix: object) -> str:
     raise ConfigurationError(msg)
 
 
-def value_of(claim: Claim, *, permit: int | None = None) -> bytes:
+def value_of(
+    mode: Mode, label: str | None, *, token: int | None = None, permit: int | None = None, stays: str | None = None
+) -> bytes:
     """
-    The value of the claim's key, for `inspect`, for operators, and for those behind it in the line.
+    The value of a ticket's key. *token* of a reader and *permit* are None while it waits; token 0: that of its own key.
 
-    A permit has its number once it is granted.
+    *stays*: what it shows as its holder, once its owner has left it.
     """
-    mode = claim.mode
-    if mode is LOCK and claim.label is None:
+    if mode is LOCK and label is None and stays is None:
         return _WITHOUT_LABEL
-    fields: dict[str, object] = {"label": claim.label}
-    if mode == WRITER:
+    fields: Json = {"label": label}
+    if mode.word != LOCK.word:
         fields["mode"] = mode.word
-    elif isinstance(mode, Permit):
-        fields |= {"of": mode.of} if permit is None else {"of": mode.of, "permit": permit}
+    if isinstance(mode, Permit):
+        fields["of"] = mode.of
+    given = {"token": token, "permit": permit, "stays": stays}
+    fields |= {field: value for field, value in given.items() if value is not None}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def phase_value(reader: LineKey) -> bytes:
-    """The value of the phase that a *reader* begins which is there: a later revision may be above those in the line."""
-    return str(reader.created).encode()
-
-
-def phase_token(found: Sequence[Entry]) -> int:
-    """
-    The token of readers, of the phase that was *found*; 0: there is none.
-
-    It is the revision that created the key of the reader that began the phase, perhaps in that same step.
-
-    Raises:
-        UnreadableAnswerError: another program wrote the phase.
-    """
-    if not found:
-        return 0
-    phase = found[0]
-    if not phase.value:
-        return phase.created
-    if phase.value.isdigit() and 0 < (token := int(phase.value[:20])) < phase.created:
-        return token
-    msg = "the phase of readers has a value that it never has; another program writes below the prefix"
-    raise UnreadableAnswerError(msg)
-
-
-class LineKey(Entry):
-    """The key of a holder or a waiter: see `fencing_sdk.backends._shared.node_line.Node`."""
-
-    __slots__ = ()
-
-    @property
-    def shared(self) -> str:
-        """``reader`` or ``permit``; nothing for a lock and a writer."""
-        last = self.key.rpartition(b"/")[2]
-        return READER.word if last.startswith(_READER) else "permit" if last.startswith(_PERMIT) else ""
-
-    @property
-    def permit(self) -> int | None:
-        """
-        The number of a permit that was granted.
-
-        Raises:
-            UnreadableAnswerError: another program wrote the key.
-        """
-        return self._facts.permit if self.shared == "permit" else None
-
-    @property
-    def _facts(self) -> _KeyFacts:
-        try:
-            return _KeyFacts.of(self.shared, json.loads(self.value))
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            msg = "a key of the lock has a value that no lock has; another program writes below the prefix"
-            raise UnreadableAnswerError(msg) from None
-
-    def holder(self, name: str, remaining: float, *, phase: int = 0, waiters: int | None = None) -> Holder:
-        """
-        Describe the holder of *name* whose key this is; *phase* is the token of readers.
-
-        Raises:
-            UnreadableAnswerError: another program wrote the key.
-        """
-        mode, label, permit = self._facts
-        digest = self.key.rpartition(b"/")[2].rpartition(b"-")[2].decode(errors="replace")
-        token = phase if mode == READER else self.created
-        return Holder(name, token, digest[:8], remaining, label, mode, permit, waiters=waiters)
-
-
-class _KeyFacts(NamedTuple):
-    """The claim that a key in the line describes."""
+@dataclass(frozen=True, slots=True)
+class TicketKey(Entry):
+    """The key of one ticket."""
 
     mode: Mode
     label: str | None
+    token: int | None
+    """Of a reader that holds."""
     permit: int | None
+    stays: str | None
 
     @classmethod
-    def of(cls, shared: str, fields: dict[str, object]) -> _KeyFacts:
-        label = _text(fields.get("label"))
-        if shared == "permit":
-            permit = _number(fields["permit"]) if "permit" in fields else None
-            return cls(Permit(_number(fields["of"])), label, permit)
-        alone = WRITER if fields.get("mode") == WRITER.word else LOCK
-        return cls(READER if shared else alone, label, None)
+    def read(cls, fields: Json) -> Self:
+        """
+        Read a key that a range found.
+
+        Raises:
+            UnreadableAnswerError: another program wrote it.
+        """
+        entry = Entry.read(fields)
+        try:
+            facts = json.loads(entry.value)
+            mode = mode_named(facts.get("mode", LOCK.word), _number(facts.get("of"), 1))
+            token, permit = _number(facts.get("token")), _number(facts.get("permit"))
+            texts = facts.get("label"), facts.get("stays")
+            if not all(text is None or isinstance(text, str) for text in texts):
+                raise TypeError  # noqa: TRY301  (as _number does)
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            msg = "a key of the lock has a value that no lock has; another program writes below the prefix"
+            raise UnreadableAnswerError(msg) from None
+        token = None if token is None or mode != READER else token or entry.created
+        label, stays = texts
+        return cls(
+            entry.key, entry.value, entry.created, entry.modified, entry.lease, mode, label, token, permit, stays
+        )
+
+    @property
+    def written(self) -> bool:
+        """True if it is written in the key that it holds."""
+        return self.token is not None or self.permit is not None
+
+    @property
+    def holder(self) -> str:
+        """The public digest of the owner."""
+        return self.stays or self.key.rpartition(b"/")[2][:8].decode(errors="replace")
 
 
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
+def _number(value: object, least: int = 0) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value < TOKEN_LIMIT:
         return value
     raise TypeError
 
 
-def _number(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT:
-        return value
-    raise TypeError
+class Stand(NamedTuple):
+    """How a ticket stands in its line."""
+
+    key: TicketKey
+    token: int | None
+    """None: it waits."""
+    permit: int | None = None
+    unwritten: bool = False
+    """It holds, and its token or its number has to be written."""
+
+    @property
+    def value(self) -> bytes:
+        """What to write."""
+        key = self.key
+        token = self.token if key.mode == READER else None
+        return value_of(key.mode, key.label, token=token, permit=self.permit, stays=key.stays)
+
+    def seen(self, remaining: float) -> Seen:
+        """Describe the ticket. When it was granted is not kept."""
+        key = self.key
+        return Seen(key.holder, key.mode, self.token, self.permit, remaining, None, key.label)
+
+
+def settled(line: Sequence[TicketKey]) -> list[Stand]:
+    """
+    The rules of `fencing_sdk.abc.line`, over the keys of a line in their order: how each stands once all is written.
+
+    The beginning of a line is enough for those who are in it.
+    """
+    stands: list[Stand] = []
+    fits = True
+    for key in line:
+        mode = key.mode
+        fits = fits and (not stands or (mode.word == line[0].mode.word and len(stands) < mode.width))
+        if not fits:
+            stands.append(Stand(key, None))
+        elif mode == READER:
+            token = key.token or (stands[0].token if stands else key.created)
+            stands.append(Stand(key, token, unwritten=key.token is None))
+        elif isinstance(mode, Permit):
+            taken = {stand.permit for stand in stands}
+            permit = (
+                next(number for number in range(mode.of) if number not in taken) if key.permit is None else key.permit
+            )
+            stands.append(Stand(key, key.created, permit, key.permit is None))
+        else:
+            stands.append(Stand(key, key.created))
+    return stands
+
+
+def stays_as(claim: Claim) -> str:
+    """What a ticket shows as its holder once the owner of *claim* has left it."""
+    return holder_of(f"-{claim.owner}")

@@ -5,10 +5,18 @@ Locks in a Kahuna cluster, over its REST interface.
     connect("kahuna+https://kahuna1:2071?ca=/etc/ssl/kahuna.pem")
 
 Tokens: the server's own numbers, from 0. Clock: that of the node that leads the lock's partition.
-Waiters: Kahuna wakes no waiter, so those of one client stand in line, and its head asks (`waiters`).
+Waiters: Kahuna has no line and wakes no waiter, so each asks again.
 
-    __init__.py   the backend: what the answers mean for a claim
-    waiters.py    how the waiters of one client share the asking, and until when its grants last
+A lock that is held is the one ticket of its name, and its number is the token plus 1. A draw is `try-lock`, a keep is
+`try-extend`, and a give-back is `try-unlock`. What Kahuna does not have is added here:
+
+1. It repeats a grant to the same owner without a fresh ttl, and does not say so. So a draw that may have found an older
+   grant extends it.
+2. A ticket that is given back for later is extended for the last time. This object answers for it from then on.
+3. An operator's reason is a value beside the locks, which the owner looks for when it is refused.
+
+    __init__.py   the verbs
+    known.py      what this object knows of its own tickets
     cluster.py    asks node after node: requests, answers, errors
 
 One request to one node, which the guard uses too, is `fencing_sdk._kahuna`.
@@ -19,46 +27,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fencing_sdk._http.requests import CONNECTIONS, RequestFailedError, UnreadableAnswerError
 from fencing_sdk._http.tls import tls_context
 from fencing_sdk._kahuna import NodeClient, nodes_of_url
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal
-from fencing_sdk._values.clock import wall_seconds
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place, Seen
+from fencing_sdk._values.clock import JITTER, wall_seconds
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.tasks import move_on_after
+from fencing_sdk._values.tasks import move_on_after, side_by_side
 from fencing_sdk._values.url import option_names
-from fencing_sdk.abc import WaiterNotice
+from fencing_sdk.abc import Bell, Kept
+from fencing_sdk.abc.line import REASON_TTL
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.polling_line import PlaceToPoll
-from fencing_sdk.backends._shared.waiters import UnansweredRequests
+from fencing_sdk.backends._shared.bells import bell_key
 from fencing_sdk.backends.kahuna.cluster import (
     BACKEND,
     GET_INFO,
+    GET_VALUE,
     HEALTH,
     PLACEMENT,
+    SET_VALUE,
     TRY_EXTEND,
     TRY_LOCK,
     TRY_UNLOCK,
+    VALUE_GOT,
+    VALUE_SET,
     AnswerType,
     KahunaAnswer,
     KahunaCluster,
     body_of,
+    body_to_get,
+    body_to_set,
     error_of_answer,
     read_nodes,
     warnings_of,
 )
-from fencing_sdk.backends.kahuna.waiters import KahunaWaiters, KnownGrants
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+from fencing_sdk.backends.kahuna.known import KnownTickets
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, UnsupportedError
 
 __all__ = ["KahunaBackend", "from_url"]
 
 _PROBE = "fencing-sdk/open"
 """The lock that `KahunaBackend.open` asks about. It need not exist."""
+_ENDED = "fencing-sdk/ended/"
+"""Before the digest of an owner: the key of the reason for which an operator has ended its ticket."""
 _BODY_LIMIT = 65_536
 """Bytes of an answer. Kahuna's longest answer is an owner with its label, some 6 KiB."""
 _PROBE_TTL = 2.0
@@ -70,18 +86,26 @@ _WARNING_LIMIT = 0.5
 """Seconds that asking for the cluster's settings may take: opening does not fail without an answer."""
 _LOOK = 10.0
 """The ttl that decides how long to ask nodes for the holder of a lock."""
-_RENEWALS = {
-    AnswerType.EXTENDED: Renewal.RENEWED,
-    AnswerType.LOCK_DOES_NOT_EXIST: Renewal.REFUSED,
-    AnswerType.INVALID_OWNER: Renewal.TAKEN_OVER,
-}
+_LOOK_LIMIT = 0.5
+"""Seconds that another question after a refusal may take: the refusal is known already."""
+_LOOK_PART = 1 / 8
+"""Part of a ttl that it may take: a third of what the engine waits for an answer, which would then be lost."""
+_SHORTEST_WAIT = 0.05
+"""Seconds that a waiter waits for an expiry at least: clocks of two machines differ, and it must not spin."""
+_SPREAD = 0.05
+"""Seconds over which the tries of several waiters for the same expiry are spread."""
+_WAITERS = 1_000
+"""Owners that were refused, and do not look for the end of the holder's grant again."""
+_KEEP_PART = 1 / 8
+"""Part of a ttl after which keeps that are done wait no longer for the others: more than half an interval."""
+_PARK_PAUSE = 0.01
 _REFUSALS = {AnswerType.LOCK_DOES_NOT_EXIST, AnswerType.INVALID_OWNER}
 """Answers that a node which is cut off gives for a held lock too: not believed if our clock contradicts them."""
 
 
 class KahunaBackend(Uncopied):
     """
-    A Kahuna cluster, 1.0.7 or later, as the lock service.
+    A Kahuna cluster, 1.0.7 or later, as the lock service. It has no line and no bell, and cannot list its locks.
 
     Args:
         endpoints: The nodes, each as ``host:port``. Any of them will do for any lock.
@@ -97,6 +121,9 @@ class KahunaBackend(Uncopied):
     Raises:
         ConfigurationError: an argument cannot work. Nothing is sent before the first call.
     """
+
+    modes = frozenset({"lock"})
+    rings = False
 
     def __init__(
         self,
@@ -116,11 +143,9 @@ class KahunaBackend(Uncopied):
         )
         self._endpoints = read_nodes(endpoints, tls=tls)
         self._cluster = KahunaCluster(self._nodes, self._endpoints)
-        self._unanswered = UnansweredRequests()
-        self._grants = KnownGrants()
-        self._waiters = KahunaWaiters(
-            lambda claim: self._get_info("acquire", claim.name, ttl=claim.ttl), self._grants.left
-        )
+        self._known = KnownTickets()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._keeping: Counter[str] = Counter()  # by owner
 
     async def open(self) -> None:
         """
@@ -132,7 +157,7 @@ class KahunaBackend(Uncopied):
         with move_on_after(_START) as starting:
             while True:
                 try:
-                    await self._get_info("open", _PROBE, ttl=_PROBE_TTL)
+                    await self._look("open", _PROBE, ttl=_PROBE_TTL)
                     break
                 except BackendUnavailableError as error:
                     why = error.detail
@@ -154,119 +179,218 @@ class KahunaBackend(Uncopied):
                 break
         return warnings_of(cluster)
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        may_hold = self._unanswered.has(claim.owner) or self._grants.lives(claim)
-        if not may_hold and (busy := await self._waiters.refusal(claim)) is not None:
-            return busy
-        with self._waiters.first_asks.asking(claim) as settle:
-            outcome = await self._try_lock(claim)
-            settle(outcome)
-        return outcome
-
-    async def _try_lock(self, claim: Claim) -> Grant | Busy:
-        earlier_unanswered, sent_at = self._unanswered.begin(claim.owner), self._grants.now()
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:  # noqa: ARG002  (no line)
+        """See `fencing_sdk.abc.Backend.draw`: no ticket ever waits."""
+        if await self._is_parked("acquire", claim):
+            return Busy(self._known.left(claim.owner))
+        may_be_old, sent_at = self._known.begin(claim.owner), self._known.now()
         answer = await self._cluster.ask("acquire", TRY_LOCK, body_of(claim.name, claim, ttl=claim.ttl), claim.name)
-        if answer.type is AnswerType.LOCKED:
-            grant = await self._granted(claim, answer, restart=earlier_unanswered)
-            self._grants.keep(claim, sent_at)
-            self._waiters.line.granted(claim, grant.token)
-            return grant
         if answer.type is AnswerType.BUSY and not answer.earlier_unknown:
-            if not (earlier_unanswered or answer.retried):
-                self._unanswered.end(claim.owner)
-            return await self._waiters.refused(claim)
-        raise error_of_answer(answer, "acquire")
+            if not (may_be_old or answer.retried):
+                self._known.refused(claim.owner)
+            return Busy(await self._look_after(claim))
+        if answer.type is not AnswerType.LOCKED:
+            raise error_of_answer(answer, "acquire")
+        if may_be_old:
+            return await self._found(claim)
+        place = _place_in(answer, "acquire")
+        self._known.holds(claim.owner, sent_at, claim.ttl)
+        return place
 
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> PlaceToPoll:  # noqa: ARG002  (it hands nothing over)
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._waiters.line.stand(claim, notify)
-
-    async def _granted(self, claim: Claim, answer: KahunaAnswer, *, restart: bool) -> Grant:
-        """
-        Read a grant, and restart its ttl where that may have begun earlier.
-
-        Kahuna repeats a grant without prolonging it, and does not say that it is a repetition. If an earlier
-        request of this claim is unanswered, that one may have been granted, at an unknown time.
-        """
+    async def _found(self, claim: Claim) -> Place:
+        """Restart the ttl of a ticket that an earlier request of its owner may have drawn, at an unknown time."""
         try:
-            token = answer.token
-        except UnreadableAnswerError as error:
-            raise BackendUnavailableError(BACKEND, "acquire", str(error)) from error
-        if restart:
-            try:
-                outcome = await self._extend("acquire", claim)
-            except BackendRefusedError as error:  # after a refusal the engine sends no release, but a grant exists
-                raise BackendUnavailableError(BACKEND, "acquire", error.detail) from error
-            if outcome is not Renewal.RENEWED:
-                raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
-        self._unanswered.end(claim.owner)
-        return Grant(token, restarted=restart)
+            place = await self._extend("acquire", claim)
+        except BackendRefusedError as error:  # after a refusal the engine gives nothing back, but a ticket exists
+            raise BackendUnavailableError(BACKEND, "acquire", error.detail) from error
+        if isinstance(place, Gone):
+            raise BackendUnavailableError(BACKEND, "acquire", "the grant of an earlier try has ended meanwhile")
+        return place
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal]:
-        """See `fencing_sdk.abc.Backend.renew`."""
-        if len(claims) > 1:
-            return await renew_each(claims, partial(self._extend, "renew"), width=CONNECTIONS // 2)
-        return [await self._extend("renew", claim) for claim in claims]
+    async def _look_after(self, claim: Claim) -> float | None:
+        """Return the seconds until the holder's grant ends. A waiter asks once: it tries again long before that."""
+        if claim.owner in self._refused:
+            return None
+        self._refused[claim.owner] = None
+        if len(self._refused) > _WAITERS:
+            self._refused.popitem(last=False)
+        with move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
+            answer = await self._look("acquire", claim.name, ttl=claim.ttl)
+            if answer is not None:
+                return max(_SHORTEST_WAIT, _seen_in(answer, "acquire").remaining) + JITTER.uniform(0, _SPREAD)
+        return None
 
-    async def _extend(self, operation: str, claim: Claim) -> Renewal:
-        sent_at = self._grants.now()
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        """
+        See `fencing_sdk.abc.Backend.keep`: one request for each, of which a part is under way at a time.
+
+        One without an answer stops no other, and the answers of the others are not lost with it.
+        """
+        if len(tickets) == 1:
+            return [await self._keep(*tickets[0])]
+        answers: dict[int, Place | Gone] = {}
+        errors: list[BackendError] = []
+        waiting = iter(enumerate(tickets))  # shared: each worker takes the next one
+
+        async def work() -> None:
+            for index, kept in waiting:
+                try:
+                    answers[index] = await self._keep(*kept)
+                except BackendError as error:
+                    errors.append(error)
+
+        limit = _KEEP_PART * min((claim.ttl for claim, _ in tickets), default=0.0)
+        works = [work() for _ in range(min(CONNECTIONS // 2, len(tickets)))]
+        for failure in await side_by_side(works, patience=limit, enough=lambda: bool(answers)):
+            raise failure
+        if errors and not answers:
+            raise errors[0]
+        return [answers.get(index) for index in range(len(tickets))]
+
+    async def _keep(self, claim: Claim, number: int) -> Place | Gone:
+        if await self._is_parked("renew", claim):
+            return Gone(taken=True)
+        self._keeping[claim.owner] += 1
+        try:
+            place = await self._extend("renew", claim)
+        finally:
+            self._keeping[claim.owner] -= 1
+            if not self._keeping[claim.owner]:
+                del self._keeping[claim.owner]
+        if isinstance(place, Place) and number not in {0, place.number}:
+            return Gone(taken=True)
+        return place if isinstance(place, Place) else await self._gone(claim, taken=place.taken)
+
+    async def _extend(self, operation: str, claim: Claim, ttl: float = 0.0) -> Place | Gone:
+        """Let a ticket live for exactly *ttl* seconds, or for the ttl of its claim and no shorter than it would."""
+        sent_at = self._known.now()
+        seconds = ttl or max(claim.ttl, self._known.left(claim.owner))
         answer = await self._cluster.ask_widely(
             operation,
             TRY_EXTEND,
-            body_of(claim.name, claim, ttl=claim.ttl),
+            body_of(claim.name, claim, ttl=seconds),
             claim.name,
             ttl=claim.ttl,
-            doubted=_REFUSALS if self._grants.lives(claim) else (),
+            doubted=_REFUSALS if self._known.lives(claim.owner) else (),
         )
-        outcome = _RENEWALS.get(answer.type)
-        if outcome is None:
+        if answer.type in _REFUSALS:
+            return Gone(taken=answer.type is AnswerType.INVALID_OWNER)
+        if answer.type is not AnswerType.EXTENDED:
             raise error_of_answer(answer, operation)
-        if outcome is Renewal.RENEWED:
-            self._grants.keep(claim, sent_at)
-        else:
-            self._forget(claim)
-        return outcome
+        place = _place_in(answer, operation)
+        if not ttl:
+            self._known.holds(claim.owner, sent_at, seconds)
+        return place
 
-    async def release(self, claim: Claim) -> Renewal | None:
-        """See `fencing_sdk.abc.Backend.release`."""
-        expired = self._grants.ended(claim)  # its owner may unlock it all the same
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`. After a lost answer it is unknown whether the ticket was there."""
+        if await self._is_parked("release", claim):
+            return None
+        if after > 0:
+            return await self._park(claim, after)
+        was_held, lives = self._known.was_held(claim.owner), self._known.lives(claim.owner)
         answer = await self._cluster.ask_widely(
             "release",
             TRY_UNLOCK,
             body_of(claim.name, claim),
             claim.name,
             ttl=claim.ttl,
-            doubted=_REFUSALS if self._grants.lives(claim) else (),
+            doubted=_REFUSALS if lives else (),
         )
-        if answer.type is not AnswerType.UNLOCKED and answer.type not in _REFUSALS:
-            raise error_of_answer(answer, "release")
-        self._forget(claim)
         if answer.type is AnswerType.UNLOCKED:
-            return Renewal.REFUSED if expired else None
-        return None if answer.earlier_unknown or answer.retried else _RENEWALS[answer.type]
+            self._known.forget(claim.owner)
+            return Gone() if was_held and not lives else None  # a grant that has expired may be unlocked all the same
+        if answer.type not in _REFUSALS:
+            raise error_of_answer(answer, "release")
+        if answer.earlier_unknown or answer.retried:
+            self._known.forget(claim.owner)
+            return None
+        taken = answer.type is AnswerType.INVALID_OWNER
+        return await self._gone(claim, taken=taken) if was_held else Gone(taken=taken)
 
-    def _forget(self, claim: Claim) -> None:
-        self._grants.forget(claim)
-        self._waiters.line.ended(claim)
+    async def _park(self, claim: Claim, after: float) -> Gone | None:
+        while self._keeping[claim.owner]:  # noqa: ASYNC110  (one carried out later would move the end)
+            await asyncio.sleep(_PARK_PAUSE)
+        sent_at = self._known.now()
+        place = await self._extend("release", claim, after)
+        if isinstance(place, Gone):
+            return await self._gone(claim, taken=place.taken)
+        self._known.park(claim.owner, sent_at + after)
+        return None
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return await self._get_info("inspect", name)
+    async def _is_parked(self, operation: str, claim: Claim) -> bool:
+        """Return whether *claim* was given back here for later, and no operator has ended it meanwhile."""
+        if not self._known.is_parked(claim.owner):
+            return False
+        look = await self._look(operation, claim.name)
+        if look is not None and _seen_in(look, operation).holder == claim.holder:
+            return True
+        self._known.forget(claim.owner)
+        return False
 
-    async def _get_info(self, operation: str, name: str, *, ttl: float = _LOOK) -> Holder | None:
+    async def _gone(self, claim: Claim, *, taken: bool) -> Gone:
+        """Look for an operator's reason. It is found again while this object knows the ticket."""
+        reason = None
+        with move_on_after(min(_LOOK_LIMIT, claim.ttl * _LOOK_PART)), contextlib.suppress(BackendError):
+            key = _ENDED + bell_key(claim.owner)
+            answer = await self._cluster.ask_widely("renew", GET_VALUE, body_to_get(key), key, ttl=claim.ttl)
+            reason = answer.text if answer.type is VALUE_GOT else None
+        if reason is None:
+            self._known.forget(claim.owner)
+        return Gone(reason, taken)
+
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`: Kahuna shows the owner, and so lets any client release its lock."""
+        look = await self._look("revoke", name)
+        if look is None:
+            return False
+        seen = _seen_in(look, "revoke")
+        if seen.token != token:
+            return False
+        key = _ENDED + bell_key(look.owner_and_label()[0])
+        body = body_to_set(key, reason, seen.remaining + REASON_TTL)
+        noted = await self._cluster.ask_widely("revoke", SET_VALUE, body, key, ttl=_LOOK)
+        if noted.type is not VALUE_SET:
+            raise error_of_answer(noted, "revoke")
+        answer = await self._cluster.ask_widely(
+            "revoke", TRY_UNLOCK, body_of(name, look.owner), name, ttl=_LOOK, doubted=_REFUSALS
+        )
+        if answer.type in _REFUSALS and not answer.earlier_unknown:
+            return False
+        if answer.type is not AnswerType.UNLOCKED:
+            raise error_of_answer(answer, "revoke")
+        return True
+
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        looks = [await self._look("inspect", name) for name in names]
+        return [[] if look is None else [_seen_in(look, "inspect")] for look in looks]
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:  # noqa: ARG002
+        """
+        Refuse: Kahuna does not list its locks.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        msg = f"{BACKEND} cannot list locks: Kahuna has no such request"
+        raise UnsupportedError(msg)
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:  # noqa: ARG002  (it never rings)
+        """See `fencing_sdk.abc.Backend.listen`."""
+        return lambda: None
+
+    async def _look(self, operation: str, name: str, *, ttl: float = _LOOK) -> KahunaAnswer | None:
+        """Return the answer that shows the holder of *name*; None if it is free."""
         answer = await self._cluster.ask_widely(operation, GET_INFO, body_of(name), name, ttl=ttl)
         if answer.type is AnswerType.LOCK_DOES_NOT_EXIST:
             return None
         if answer.type is not AnswerType.GOT:
             raise error_of_answer(answer, operation)
-        try:
-            return answer.holder(name, wall_seconds())
-        except UnreadableAnswerError as error:
-            raise BackendUnavailableError(BACKEND, operation, str(error)) from error
+        return answer
 
     async def aclose(self) -> None:
-        """Close the connections. Grants stay until they are released or expire."""
+        """Close the connections. Tickets stay until they are given back or die."""
         await self._nodes.pool.aclose()
 
 
@@ -282,44 +406,15 @@ def from_url(url: str, **options: object) -> KahunaBackend:
     return KahunaBackend(endpoints, tls=tls, **chosen)
 
 
-_WAIT_PART = 1 / 8
-"""Part of a ttl after which renewals that are done wait no longer for the others: more than half an interval."""
-
-
-async def renew_each(
-    claims: Sequence[Claim], renew: Callable[[Claim], Awaitable[Renewal]], *, width: int
-) -> Sequence[Renewal]:
-    """
-    Renew every claim by *renew*, at most *width* at a time. A renewal that fails stops no other.
-
-    Raises:
-        BackendError: no renewal has an outcome; this is the first error.
-    """
-    outcomes: dict[Claim, Renewal] = {}
-    errors: list[BackendError] = []
-    distinct = dict.fromkeys(claims)
-    waiting = iter(distinct)  # shared: each worker takes the next one
-
-    async def work(waiting: Iterator[Claim]) -> None:
-        for claim in waiting:
-            try:
-                outcomes[claim] = await renew(claim)
-            except BackendError as error:
-                errors.append(error)
-
-    loop = asyncio.get_running_loop()
-    workers = [loop.create_task(work(waiting), name="fencing-store") for _ in range(min(width, len(distinct)))]
+def _place_in(answer: KahunaAnswer, operation: str) -> Place:
     try:
-        await asyncio.wait(workers, timeout=_WAIT_PART * min(claim.ttl for claim in distinct))
-        if not outcomes:  # there is no outcome to deliver in time
-            await asyncio.wait(workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        ends = await asyncio.gather(*workers, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, Exception):
-            raise end
-    if errors and not outcomes:
-        raise errors[0]
-    return [outcomes.get(claim, Renewal.UNKNOWN) for claim in claims]
+        return Place(answer.token, None, answer.token + 1)
+    except UnreadableAnswerError as error:
+        raise BackendUnavailableError(BACKEND, operation, str(error)) from error
+
+
+def _seen_in(answer: KahunaAnswer, operation: str) -> Seen:
+    try:
+        return answer.seen(wall_seconds())
+    except UnreadableAnswerError as error:
+        raise BackendUnavailableError(BACKEND, operation, str(error)) from error

@@ -9,8 +9,8 @@ Every request may be repeated, because Kahuna gives the same owner the same gran
 1. The node that answered last for this lock comes first: which node serves is a matter of the lock. After a node that
    cannot be reached, or says MustRetry, the next one comes at once: MustRetry may go on for ever. After each round
    of all nodes there is a pause, because another request for this lock may be replicating.
-2. Renewals, releases and looks (`KahunaCluster.ask_widely`) are also sent to the next node when there is no answer
-   soon. Acquisitions (`KahunaCluster.ask`) are not: a late grant must be known to the engine.
+2. All requests but draws (`KahunaCluster.ask_widely`) are also sent to the next node when there is no answer soon.
+   Draws (`KahunaCluster.ask`) are not: a late grant must be known to the engine.
 3. A node that is cut off from the others refuses what the majority would allow: a yes needs a quorum, a no does not.
    So if the caller does not believe a no, the cluster asks the other nodes for a second at most, and a yes wins.
    If one of them gives no answer, it may have said yes.
@@ -38,7 +38,7 @@ from enum import IntEnum, unique
 from fencing_sdk._http.nodes import PATIENCE, Endpoint, Endpoints, NodeRace, read_endpoints
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome, UnreadableAnswerError, to_json
 from fencing_sdk._kahuna import NodeClient, rules_for
-from fencing_sdk._values.claim import Claim, Holder, holder_of
+from fencing_sdk._values.claim import LOCK, Claim, Seen, holder_of
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
@@ -47,6 +47,8 @@ TRY_LOCK = "/v1/locks/try-lock"
 TRY_EXTEND = "/v1/locks/try-extend"
 TRY_UNLOCK = "/v1/locks/try-unlock"
 GET_INFO = "/v1/locks/get-info"
+SET_VALUE = "/v1/kv/try-set"
+GET_VALUE = "/v1/kv/try-get"
 
 _PERSISTENT = 1
 """The durability of every request. Without one, Kahuna keeps the lock in the memory of one node (0, "ephemeral")."""
@@ -77,20 +79,51 @@ class AnswerType(IntEnum):
 
 _TYPES = {type_.value: type_ for type_ in AnswerType}
 
+VALUE_SET, VALUE_GOT, NO_VALUE = AnswerType.LOCKED, AnswerType.UNLOCKED, AnswerType.INVALID_OWNER
+"""What the same numbers mean in answers about values."""
+_SET, _LATEST = 1, -1
 
-def body_of(name: str, claim: Claim | None = None, *, ttl: float = 0.0) -> bytes:
-    """Write a request for information about *name*, to unlock *claim*, or with a *ttl* to lock or extend it."""
+
+def body_of(name: str, owner: Claim | str | None = None, *, ttl: float = 0.0) -> bytes:
+    """
+    Write a request for information about *name*, to unlock it, or with a *ttl* to lock or extend it.
+
+    Args:
+        name: The lock.
+
+        owner: The claim, or the owner as an answer wrote it.
+
+        ttl: Seconds.
+    """
     fields: dict[str, object] = {"resource": name, "durability": _PERSISTENT}
-    if claim is not None:
-        fields["owner"] = _owner_text(claim)
+    if owner is not None:
+        fields["owner"] = _owner_text(owner) if isinstance(owner, Claim) else owner
     if ttl:
-        fields["expiresMs"] = math.ceil(ttl * 1000)
+        fields["expiresMs"] = _milliseconds(ttl)
     return to_json(fields)
 
 
 def _owner_text(claim: Claim) -> str:
-    text = claim.owner if claim.label is None else f"{claim.owner}\0{claim.label}"
+    return _base64(claim.owner if claim.label is None else f"{claim.owner}\0{claim.label}")
+
+
+def _base64(text: str) -> str:
     return b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def body_to_set(key: str, text: str, ttl: float) -> bytes:
+    """Write a request to keep *text* under *key* for *ttl* seconds."""
+    value, expires = _base64(text), _milliseconds(ttl)
+    return to_json({"key": key, "value": value, "durability": _PERSISTENT, "flags": _SET, "expiresMs": expires})
+
+
+def body_to_get(key: str) -> bytes:
+    """Write a request for the text under *key*."""
+    return to_json({"key": key, "revision": _LATEST, "durability": _PERSISTENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +201,53 @@ class KahunaAnswer:
         msg = "the answer does not say when the grant ends"
         raise UnreadableAnswerError(msg)
 
-    def holder(self, name: str, wall: float) -> Holder:
+    @property
+    def text(self) -> str | None:
+        """The text of a value, or None."""
+        encoded = self.fields.get("value")
+        with suppress(ValueError):
+            return b64decode(encoded, validate=True).decode() if isinstance(encoded, str) else None
+        return None
+
+    @property
+    def owner(self) -> str:
         """
-        The holder of *name*, without the owner id.
+        The owner of the lock, as other requests have to write it.
 
         Raises:
             UnreadableAnswerError: the answer does not say.
         """
         encoded = self.fields.get("owner")
-        try:
-            raw = b64decode(encoded if isinstance(encoded, str) else "", validate=True)
-        except ValueError:
-            raw = b""
-        if not raw:
-            msg = "the answer does not name the owner"
-            raise UnreadableAnswerError(msg)
+        if isinstance(encoded, str) and encoded:
+            with suppress(ValueError):
+                b64decode(encoded, validate=True)
+                return encoded
+        msg = "the answer does not name the owner"
+        raise UnreadableAnswerError(msg)
+
+    def owner_and_label(self) -> tuple[str, str | None]:
+        """
+        The owner id, which is secret, and the label.
+
+        Raises:
+            UnreadableAnswerError: the answer does not say.
+        """
+        raw = b64decode(self.owner)
         try:
             owner, separator, label = raw.decode().partition("\0")
         except UnicodeDecodeError:  # a client of another kind: its owner ids are any bytes
-            owner, separator, label = raw.hex(), "", ""
-        return Holder(name, self.token, holder_of(owner), self.remaining(wall), label if separator else None)
+            return raw.hex(), None
+        return owner, label if separator else None
+
+    def seen(self, wall: float) -> Seen:
+        """
+        The ticket that holds the lock.
+
+        Raises:
+            UnreadableAnswerError: the answer does not say.
+        """
+        owner, label = self.owner_and_label()
+        return Seen(holder_of(owner), LOCK, self.token, None, self.remaining(wall), None, label)
 
 
 BACKEND = "KahunaBackend"
@@ -216,7 +276,7 @@ def error_of_failures(failures: Sequence[RequestFailedError], operation: str) ->
 HEALTH = "/v1/cluster/health"
 PLACEMENT = "/v1/cluster/placement"
 
-_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO, HEALTH, PLACEMENT)
+_RULES = rules_for(TRY_LOCK, TRY_EXTEND, TRY_UNLOCK, GET_INFO, SET_VALUE, GET_VALUE, HEALTH, PLACEMENT)
 
 
 def read_nodes(texts: object, *, tls: bool) -> Endpoints:
@@ -301,7 +361,7 @@ class KahunaCluster:
 
             body: The request.
 
-            name: The lock.
+            name: The lock, or the key.
 
             ttl: Seconds that its grant lasts: they decide what is soon.
 

@@ -2,10 +2,9 @@
 The bell of a client: a connection that sleeps in a statement until another client interrupts it with KILL QUERY.
 
 1. The client runs ``SELECT SLEEP(...)``, with its name in a comment. That text, in the server's list of processes, is
-   all the registration there is: nothing is stale after a crash or a failover.
-2. Who has a message writes it into the table ``fencing_bell``, in the transaction that frees the lock. After the
-   commit it looks for the sleeping statement, and interrupts it.
-   A message for all has no client. It stays there for a minute at least, and each client notes which ones it has read.
+   all the registration there is: nothing is stale after a crash or a failover. Each ticket names its client.
+2. The transaction by which a ticket holds, or is ended, writes a message into the table ``fencing_bell``. After the
+   commit its client looks for the sleeping statement, and interrupts it.
 3. The client reads its messages, deletes them, and sleeps again once a look has found none. An interruption that comes
    late may hit another statement of the same connection; it is no more than a ring there.
 4. A message may be written between the look and the sleep. On MariaDB the sleep itself looks first. On MySQL it names
@@ -14,194 +13,151 @@ The bell of a client: a connection that sleeps in a statement until another clie
    a client whose text is interrupted between two statements may wait for an answer for ever.
 
 A client sees and interrupts the connections of its own user only, and none through a proxy that numbers connections
-by itself. Waiters that cannot be reached try once a second, and holders notice a revocation when they renew.
+by itself. Tickets of clients that cannot be reached are kept, and learn what happened from the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
+from typing import Any
 
 from fencing_sdk._mysql.driver import Rows, ServerError, code_of, hexadecimal
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.loop_owner import LoopOwner
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.row_backend import random_text
-from fencing_sdk.backends.mysql.connection import MysqlSession
-
-OnMessage = Callable[[str], object]
-
-NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-"""When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
+from fencing_sdk.backends._shared.bells import Bells
+from fencing_sdk.backends.mysql.connection import NOW, MysqlSession
 
 _SLEEP = 5
 """Seconds of one sleep."""
 _PAUSES = (0.0, 0.005, 0.03)
 """Seconds before each look for a sleep, which may be about to begin."""
-_PATIENCE = 5.0
-"""Seconds until a client that wants to hear of revocations learns that the server does not answer."""
 _INTERRUPTED = {1317, 1969, 3024}
 """Errors of a statement that KILL QUERY ended, or a limit of the server: in MariaDB, in MySQL."""
 _OFF = {0, "0", "OFF"}
 _SILENCE = 5.0
 """Seconds beyond its sleep after which a connection without an answer is given up: no packet comes through it."""
-_KNOWN = 16
-"""Messages to all that may be committed in another order than that of their numbers."""
 _LAST_PAUSE = 15.0
 """Seconds between two attempts to connect while the server does not answer; the first ones are faster."""
+_UNREACHABLE = 60.0
+"""Seconds until the next attempt where a proxy numbers the connections."""
+_LONGEST = 255
+"""Bytes of a message."""
 _PROCESSES = "SELECT id, info FROM {}.processlist WHERE id = CONNECTION_ID() OR info LIKE 'SELECT SLEEP(%'"
 _CLIENT = re.compile(r"/\* fencing_sdk bell ([0-9a-f]{32}) \*/")
 
 
-class Bell:
-    """The bell of one backend object in the running event loop."""
+class MysqlBell:
+    """
+    The connection on which one backend object hears its bells: while one of its tickets waits, or holds for a moment.
 
-    def __init__(self, dial: Callable[[], Awaitable[MysqlSession]]) -> None:
-        self.client = random_text()
-        self._owner = LoopOwner()
+    Args:
+        dial: Opens a connection.
+
+        bells: What rings.
+    """
+
+    def __init__(self, dial: Callable[[], Coroutine[Any, Any, MysqlSession]], bells: Bells) -> None:
         self._dial = dial
-        self._listeners: dict[OnMessage, None] = {}
+        self._bells = bells
+        self._owner: LoopOwner | None = None
+        self._client = ""
         self._session: MysqlSession | None = None
-        self._opened = asyncio.Event()
-        """Set while a connection is open on which no message to all is missed; and for a moment where none arrives."""
-        self._direct = True
         self._task = BackgroundTask()
 
     @property
-    def usable(self) -> bool:
-        """True if this loop of this process owns it: not in a forked child, and not in the next loop."""
-        return self._owner.is_current
+    def client(self) -> str:
+        """The name of this client in its tickets, and in the text of its sleep: another one in each event loop."""
+        if self._owner is None or not self._owner.is_current:
+            self._owner, self._client = LoopOwner(), uuid.uuid4().hex
+            self._session, self._task = None, BackgroundTask()
+        return self._client
 
-    def hear(self, on_message: OnMessage) -> BellBox:
-        """Pass every message on, until the box is closed; an empty one after messages may have been lost."""
-        self._listeners[on_message] = None
-        self._task.start(self._listen)
-        return BellBox(self, on_message)
-
-    async def opened(self) -> bool:
-        """
-        Wait until others can ring; return whether they can at all.
-
-        Raises:
-            TimeoutError: no connection could be opened for seconds.
-        """
-        async with asyncio.timeout(_PATIENCE):
-            await self._opened.wait()
-        return self._direct
-
-    def stop_hearing(self, on_message: OnMessage) -> None:
-        """Pass no more messages on to *on_message*."""
-        self._listeners.pop(on_message, None)
+    def open(self) -> None:
+        """Begin to listen, unless listening already, or no bell is left to ring."""
+        if self.client and self._bells:
+            self._task.start(self._listen_while_needed)
 
     async def aclose(self) -> int | None:
         """Close the connection. Return the server's number of it, if it still sleeps there."""
-        self._listeners.clear()
+        if self._owner is None or not self._owner.is_current:
+            return None
         session = self._session
         await self._task.aclose()
         return None if session is None else session.number
 
-    async def _listen(self) -> None:
-        pause, again = 0.5, False
-        while self._listeners:
+    async def _listen_while_needed(self) -> None:
+        pause, missed = 0.5, False
+        while self._bells:
             try:
-                self._session = await self._dial()
-                self._direct = self._session.direct
-                if not self._direct:
-                    self._opened.set()
-                    return
+                self._session = session = await self._dial()
                 pause = 0.5
-                await self._pass_on(self._session, again=again)
-            except Exception:  # noqa: BLE001  (until the next attempt, waiters try by themselves)
+                if session.direct:
+                    await self._listen(session, missed=missed)
+                    pause = 0.0
+                else:
+                    pause = _UNREACHABLE
+            except Exception:  # noqa: BLE001  (until the next attempt, tickets are kept all the same)
                 pause = min(pause * JITTER.uniform(1.5, 2.0), _LAST_PAUSE)
             finally:
-                again = again or self._opened.is_set()
-                self._opened.clear()
+                missed = True
                 if self._session is not None:
                     self._session.drop()
                     self._session = None
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
-    async def _pass_on(self, session: MysqlSession, *, again: bool) -> None:
+    async def _listen(self, session: MysqlSession, *, missed: bool) -> None:
+        """Listen until the server has become read-only, or no bell is left."""
         with suppress(ServerError):
             await session.ask(f"SET long_query_time = {10 * _SLEEP}")  # a sleep is no entry of the log of slow queries
-        (earlier,) = await session.ask("SELECT id FROM fencing_bell WHERE client = ''")
-        known = [number for (number,) in earlier]
-        self._opened.set()
-        if again:  # messages to all came in the meantime
-            self._notify("")
+        if missed:  # messages may have been deleted in the meantime, or are on another server
+            self._bells.ring_all()
+        news = f"FROM fencing_bell WHERE client = {hexadecimal(self._client)}"
         read = list[str]()
-        while self._listeners:
-            look = f"SELECT id, client, message {self._news(known)} ORDER BY id"
-            messages = await _unless_interrupted(session, *read, look)
+        while self._bells:
+            messages = await _unless_interrupted(session, *read, f"SELECT id, message {news} ORDER BY id")
             if messages is None:
                 continue
-            for _, _, text in messages:
-                self._notify(text.decode())
-            known += [number for number, client, _ in messages if not client]
-            numbers = ", ".join(f"{number:d}" for number, client, _ in messages if client)
+            for _, text in messages:
+                self._bells.hear(text.decode())
+            numbers = ", ".join(f"{number:d}" for number, _ in messages)
             read = [f"DELETE FROM fencing_bell WHERE id IN ({numbers})"] if numbers else []  # noqa: S608
             if messages:
                 continue
-            seconds = f"IF(EXISTS(SELECT 1 {self._news(known)}), 0, {_SLEEP})" if session.is_mariadb else f"{_SLEEP}"
+            seconds = f"IF(EXISTS(SELECT 1 {news}), 0, {_SLEEP})" if session.is_mariadb else f"{_SLEEP}"
             columns = "".join(f", @@GLOBAL.{name}" for name in session.read_only_settings)
-            sleep = f"SELECT SLEEP({seconds}){columns} /* fencing_sdk bell {self.client} */"
+            sleep = f"SELECT SLEEP({seconds}){columns} /* fencing_sdk bell {self._client} */"
             for _, *settings in await _unless_interrupted(session, sleep) or ():
                 if not _OFF.issuperset(settings):
                     return  # others ring at the server that takes writes
 
-    def _news(self, known: list[int]) -> str:
-        """Where the messages are that this client has not read. Of those to all, *known* are the ones that it has."""
-        known[:] = sorted(known)[-_KNOWN:]
-        others = f" AND id > {known[0]:d} AND id NOT IN ({', '.join(map(str, known))})" if known else ""
-        return f"FROM fencing_bell WHERE client = {hexadecimal(self.client)} OR client = ''{others}"
 
-    def _notify(self, text: str) -> None:
-        for listener in tuple(self._listeners):
-            listener(text)
+def messages(news: Iterable[tuple[str, str]]) -> list[str]:
+    """Leave each message for its client: `ring`, or the client's next look, brings it."""
+    rows = ", ".join(f"({hexadecimal(client)}, {hexadecimal(_short(text))}, {NOW})" for client, text in news)
+    return [f"INSERT INTO fencing_bell (client, message, sent) VALUES {rows}"] if rows else []  # noqa: S608
 
 
-class BellBox:
-    """Where messages for a client arrive: see `fencing_sdk.backends._shared.row_backend.MessageBox`."""
-
-    def __init__(self, bell: Bell, on_message: OnMessage) -> None:
-        self._bell = bell
-        self._on_message = on_message
-
-    @property
-    def name(self) -> str:
-        """The name of this client in the texts of its sleep, and in messages for it."""
-        return self._bell.client
-
-    def close(self) -> None:
-        """Receive no more."""
-        self._bell.stop_hearing(self._on_message)
+def _short(text: str) -> str:
+    """Return a message that fits into its column. The mere key of a ticket says: look."""
+    return text if len(text.encode()) <= _LONGEST else text.partition(" ")[0]
 
 
-def message(clients: Collection[str], text: str) -> str:
-    """Leave a message for each of the *clients*: `ring` or their next look brings it."""
-    rows = ", ".join(f"({hexadecimal(client)}, {hexadecimal(text)}, {NOW})" for client in clients)
-    return f"INSERT INTO fencing_bell (client, message, sent) VALUES {rows}"  # noqa: S608
-
-
-async def ring(session: MysqlSession, clients: Collection[str] | None = None) -> None:
-    """Interrupt the sleep of the *clients* for whom a message was written; None: of all."""
+async def ring(session: MysqlSession, clients: Collection[str]) -> None:
+    """Interrupt the sleep of the *clients* for whom a message was written."""
     rung = set[str]()
     for pause in _PAUSES[: 1 if session.is_mariadb else None]:
-        if clients is not None and rung.issuperset(clients):
+        if rung.issuperset(clients):
             return
         await asyncio.sleep(pause)
         for number, client in await _sleepers(session):
-            if client not in rung and (clients is None or client in clients):
+            if client not in rung and client in clients:
                 rung.add(client)
                 await _interrupt(session, number)
-
-
-async def ring_all(session: MysqlSession, text: str) -> None:
-    """Write a message for all clients, and interrupt the sleep of each."""
-    await session.ask(message([""], text))
-    await ring(session)
 
 
 async def end(session: MysqlSession, number: int, client: str) -> None:

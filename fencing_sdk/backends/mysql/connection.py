@@ -22,9 +22,10 @@ from fencing_sdk._mysql import READ_ONLY, VARIABLES, ask_for, driver, look_alike
 from fencing_sdk._mysql.driver import MysqlDriverConnection, Rows, code_of
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import packed_text
+from fencing_sdk._values.tasks import first_in_order, start_task
 from fencing_sdk.backends._shared.error_translation import NoConnectionError, reason_of
 from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError, keep_in_children
-from fencing_sdk.backends.mysql.errors import BACKEND, has_ended, translated
+from fencing_sdk.backends.mysql.errors import BACKEND, NOT_SENT, has_ended, translated
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
 T = TypeVar("T")
@@ -35,11 +36,13 @@ _IDLE = 28800
 """Seconds of silence outside of a transaction, as the servers have it by default."""
 _CLOSE_PATIENCE = 0.5
 _CREATE_PATIENCE = 30.0
-_HEAD_START = 0.5
-"""Seconds for which a host that has answered waits for those that stand before it in the URL."""
 
 SCHEMA = packed_text(__package__, "schema.sql")
-_TABLES = {"fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell"}
+NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+"""When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
+SECOND = 1_000_000
+"""Microseconds, in which the server's tables count time."""
+_TABLES = {"fencing_line", "fencing_ticket", "fencing_bell"}
 _SHOW_TABLES = "SHOW TABLES LIKE 'fencing\\_%'"
 _SHOW_VARIABLES = ask_for("innodb_flush_log_at_trx_commit", "version_comment", *READ_ONLY, *VARIABLES)
 _SYNTAX = 1064
@@ -109,7 +112,7 @@ class MysqlSession:
         Raises:
             Exception: the driver's error. A statement after the one that failed did not run.
         """
-        self._reading = reading = asyncio.create_task(self._read(statements), name="fencing-store")
+        self._reading = reading = start_task(self._read(statements))
         try:
             await asyncio.wait((reading,))
         finally:
@@ -148,9 +151,7 @@ class MysqlSession:
                 return result
             self.committing = True
             await self.ask(*last, *self._idle, "COMMIT")  # an error is one from before the commit
-        except Exception as error:
-            if isinstance(error, driver.ServerError) and has_ended(code_of(error)):
-                self._end()  # a guard's statement left the connection so
+        except Exception:
             if not self.closed:  # the server has refused, so nothing is committed
                 self.committing = False
                 try:
@@ -164,9 +165,21 @@ class MysqlSession:
         self.committing = False
         return result
 
-    def for_guards(self) -> MysqlDriverConnection:
-        """The driver's connection, on which a guard raises its fence within `transact`."""
-        return self._connection
+    async def change(self, *statements: str) -> list[Rows]:
+        """
+        Run *statements* in one text, of which one changes a row and commits at once. Otherwise as `ask`.
+
+        Raises:
+            Exception: the driver's error. Nothing is changed, unless the session is `committing`.
+        """
+        self.committing = True
+        try:
+            answers = await self.ask(*statements)
+        except driver.ServerError as error:
+            self.committing = self.closed and code_of(error) != NOT_SENT
+            raise
+        self.committing = False
+        return answers
 
     def drop(self) -> None:
         """Close the connection at once, even while a statement runs."""
@@ -202,25 +215,22 @@ class MysqlDialer:
         Raises:
             BackendError: no host takes writes, or the server cannot be used.
         """
-
-        def drop_unless_chosen(attempt: asyncio.Future[MysqlSession]) -> None:
-            if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not session:
-                attempt.result().drop()
-
-        attempts = [asyncio.create_task(self._open_writable(host), name="fencing-store") for host in self.hosts]
-        session: MysqlSession | None = None
+        works = [self._open_writable(host) for host in self.hosts]
+        session = await first_in_order(works, self._blame, MysqlSession.drop)
         try:
-            session = await self._first_in_order(attempts)
             await self._check_tables(session, create=create or self._create)
         except BaseException:
-            if session is not None:
-                session.drop()
+            session.drop()
             raise
-        finally:
-            for attempt in attempts:
-                attempt.cancel()
-                attempt.add_done_callback(drop_unless_chosen)
         return session
+
+    def _blame(self, failures: Sequence[Exception]) -> Exception | None:
+        """Return the error of hosts that failed; None: the next one may take writes."""
+        last = translated("connect", failures[-1])
+        refused = isinstance(last, BackendRefusedError)  # so would the others, or this one has to be mended first
+        if refused or len(failures) == len(self.hosts):
+            return _error_of(list(zip(self.hosts, failures, strict=False)))
+        return None
 
     async def _open_writable(self, host: MysqlUrl) -> MysqlSession:
         session = await self.open_host(host)
@@ -236,30 +246,6 @@ class MysqlDialer:
                 raise NoConnectionError.at(host.place, "it does not answer") from error
             raise
         return session
-
-    async def _first_in_order(self, attempts: Sequence[asyncio.Future[MysqlSession]]) -> MysqlSession:
-        """Choose the first host that takes writes. One that is silent is passed over once a later one has answered."""
-        while True:
-            failures: list[tuple[MysqlUrl, Exception]] = []
-            for host, attempt in zip(self.hosts, attempts, strict=True):
-                if not attempt.done():
-                    break
-                error = attempt.exception()
-                if error is None:
-                    return attempt.result()
-                if not isinstance(error, Exception):
-                    raise error
-                failures.append((host, error))
-                if isinstance(translated("connect", error), BackendRefusedError):
-                    raise _error_of(failures)  # the others would refuse, too, or this one has to be mended first
-            else:
-                raise _error_of(failures)
-            opened = [each for each in attempts if each.done() and each.exception() is None]
-            pending = [each for each in attempts if not each.done()]
-            limit = _HEAD_START if opened else None
-            done, _ = await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                return opened[0].result()
 
     async def open_host(self, host: MysqlUrl) -> MysqlSession:
         """

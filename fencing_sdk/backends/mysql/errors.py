@@ -22,7 +22,9 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavail
 
 BACKEND = "MysqlBackend"
 
-GONE = {1053, 1927, 2006, 2013, 2055, 4031}
+NOT_SENT = 2006
+"""The driver's error where a connection had ended before a text was sent."""
+GONE = {1053, 1927, NOT_SENT, 2013, 2055, 4031}
 """The connection has ended. 4031 and 1927: the server, or an operator, ended it."""
 ROLLED_BACK = {1213, 1020, 1180, 3101, 1317, 1062}
 """
@@ -47,7 +49,7 @@ _OF_THE_DRIVER = range(2000, 3000)
 
 _HINTS: dict[int, str] = {
     **dict.fromkeys((1040, 1203), "no connection is left; see max_connections and max_user_connections"),
-    LOCK_WAIT: "another transaction keeps the row of the lock, or of its fence, or the whole table, locked",
+    LOCK_WAIT: "another transaction keeps the row of the lock, or the whole table, locked",
     **dict.fromkeys(ROLLED_BACK, "the transaction was rolled back again and again"),
     **dict.fromkeys(READ_ONLY, "the server is read-only; a client looks for one that takes writes at its next try"),
     **dict.fromkeys(

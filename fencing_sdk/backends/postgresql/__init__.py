@@ -4,12 +4,11 @@ Locks in PostgreSQL, beside the data that they protect.
     connect("postgresql://user:password@localhost:5432/app")
     connect("postgresql://db1,db2,db3/app?sslmode=verify-full")   # the host that takes writes
 
-Tokens: hybrid by default, kept in the lock's row. Clock: the server's, read while the row is locked. Waiters: first
-come, first served, woken by NOTIFY. One connection for the requests, and one that listens while a request waits.
+Tokens: hybrid by default, kept in the line's row. Clock: the server's, read while the row is locked. Waiters: first
+come, first served, rung by NOTIFY. One connection for the requests, and one that listens while a ticket waits or holds.
 
     __init__.py    the backend, its options and its URL; deletes rows that are no longer needed
-    requests.py    the requests to the server, and how its answers are read
-    waiters.py     the messages that wake waiters and tell of revocations; readers that try in one statement
+    listener.py    the connection on which bells ring
     dial.py        opens a session with the server that takes writes; the connection for the requests
     driver.py      the part of asyncpg that is used, with types, and one open connection
     schema.sql     the tables, and the functions that decide
@@ -19,15 +18,18 @@ come, first served, woken by NOTIFY. One connection for the requests, and one th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from fencing_sdk._values.claim import READER, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.clock import JITTER, BootClock
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place, Seen, mode_named
+from fencing_sdk._values.clock import JITTER, BootClock, wall_seconds
 from fencing_sdk._values.loop_owner import Uncopied
-from fencing_sdk._values.token import Token
 from fencing_sdk._values.url import (
     LIBPQ_OPTIONS,
     option_names,
@@ -36,34 +38,16 @@ from fencing_sdk._values.url import (
     read_seconds,
     read_switch,
 )
-from fencing_sdk.abc import Guard, LossNotice, WaiterNotice
-from fencing_sdk.abc._powers import TransactionalGuard
+from fencing_sdk.abc import ALL_MODES, Bell, Kept
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask
-from fencing_sdk.backends._shared.error_translation import Fences, blaming_the_guard, fence_refused
-from fencing_sdk.backends._shared.losses import why_not, with_reasons
-from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
+from fencing_sdk.backends._shared.bells import Bells
 from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
-from fencing_sdk.backends.postgresql.driver import DriverRow, PostgresqlSession, ServerError, code_of
-from fencing_sdk.backends.postgresql.errors import BACKEND, translating
-from fencing_sdk.backends.postgresql.requests import (
-    ROW_PATIENCE_MS,
-    Arguments,
-    PostgresqlRequests,
-    read_fence,
-    read_flag,
-    read_holders,
-    read_line,
-    read_listing,
-    read_outcome,
-    read_release,
-    read_renewals,
-    read_transfer,
-    storable,
-)
-from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, check_schema, schema_sql
-from fencing_sdk.backends.postgresql.waiters import PostgresqlLossWatcher, PostgresqlWaiters, WaitingReaders
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.backends.postgresql.driver import DriverRow
+from fencing_sdk.backends.postgresql.errors import BACKEND, UnreadableRowError, translating
+from fencing_sdk.backends.postgresql.listener import NotifyListener
+from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA, check_schema, quoted, schema_sql
+from fencing_sdk.errors import BackendRefusedError, ConfigurationError
 
 __all__ = ["PostgresqlBackend", "from_url", "schema_sql"]
 
@@ -79,17 +63,15 @@ Any other option is an error: asyncpg would take it for a setting of the server,
 off.
 """
 _EVERY = 600.0
-"""Seconds between two sweeps of one client. The server runs at most one a minute for all clients together."""
-
+"""Seconds between two sweeps of one client."""
 _RETENTION = 7 * 86400.0
-"""Seconds for which a lock must have been free before its row is deleted."""
+"""Seconds for which a name must have been free before its row is deleted."""
 _CLOCK = BootClock()
-_MISSING = {"3F000", "42501", "42703", "42804", "42P01"}
-"""A schema, table or column that is missing, has another type, or is not permitted."""
-_NOT_RAISED, _HIGHER = "FS003", "FS004"
-"""SQLSTATEs that ``fencing_acquire_fenced`` raises."""
 _BATCH = 1000
-"""Leases that one statement renews."""
+"""Tickets that one statement keeps."""
+_MOMENT = 0.25
+"""Seconds that a ticket holds before its client listens to its bell: most are given back sooner."""
+_MOST_MICROS = 2**53
 
 
 class PostgresqlBackend(Uncopied):
@@ -117,6 +99,9 @@ class PostgresqlBackend(Uncopied):
         ConfigurationError: an argument cannot work. No I/O happens before the first call.
     """
 
+    modes = ALL_MODES
+    rings = True
+
     def __init__(
         self,
         url: str,
@@ -133,200 +118,155 @@ class PostgresqlBackend(Uncopied):
             msg = f"url must be a str, such as 'postgresql://localhost/app', not {type(url).__name__}"
             raise ConfigurationError(msg)
         parts = read_postgresql_url(url, known=DRIVER_OPTIONS)
-        self._requests = PostgresqlRequests(check_schema(schema), hybrid=read_hybrid(tokens))
+        self._hybrid = read_hybrid(tokens)
         self._dialer = PostgresqlDialer(
             parts.each_host(),
-            schema=schema,
+            schema=check_schema(schema),
             create=read_switch("create", create),
             pooled=read_switch("pooled", pooled),
             patience=read_seconds("connect_timeout", connect_timeout),
             arguments=driver or {},
         )
         self._connection = PostgresqlConnection(self._dialer)
-        self._fenced_connection = PostgresqlConnection(self._dialer)
-        self._places = KeptPlaces()
-        self._waiters = PostgresqlWaiters(self._connection, self._dialer, self._requests)
-        self._readers = WaitingReaders(self._connection, self._requests, self._waiters)
-        self._losses = PostgresqlLossWatcher(self._connection, self._requests, schema)
+        self._bells = Bells()
+        self._listener = NotifyListener(self._dialer, self._connection, self._bells)
         self._sweep = BackgroundTask()
         self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.05, 1.0)
-        # An argument of the driver may lead to another database than the URL says.
-        self._database_identity = None if driver else parts.identity()
+        name = quoted(schema)
+        self._draw = f"SELECT * FROM {name}.fencing_draw($1, $2, $3, $4, $5, $6, $7, $8, $9)"  # noqa: S608
+        # For an array of numbers, asyncpg asks the server on each connection, by names in the search_path of the role.
+        numbers = "pg_catalog.text[]::bigint[]"
+        self._keep = (
+            "SELECT k.tokens::pg_catalog.text[], k.permits::pg_catalog.text[], k.numbers::pg_catalog.text[], k.places"  # noqa: S608
+            f" FROM {name}.fencing_keep($1, $2, $3::{numbers}, $4::{numbers}, $5) k"
+        )
+        self._give_back = f"SELECT * FROM {name}.fencing_give_back($1, $2, $3, $4)"  # noqa: S608
+        self._pass_on = f"SELECT * FROM {name}.fencing_pass_on($1, $2, $3, $4, $5, $6, $7)"  # noqa: S608
+        self._end = f"SELECT {name}.fencing_end($1, $2, $3, $4)"
+        self._seen = f"SELECT {name}.fencing_seen($1)"
+        self._names = f"SELECT {name}.fencing_names($1, $2, $3)"
+        self._sweeping = f"SELECT {name}.fencing_sweep($1)"
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
         with translating("open"):
             await self._connection.ask("SELECT 1", ())
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        return await self._acquire(claim, self._connection.ask)
-
-    def keeps(self, guard: Guard) -> bool:
-        """See ``abc._powers.SupportsFence.keeps``."""
-        known = self._database_identity
-        return known is not None and isinstance(guard, TransactionalGuard) and guard.database == known
-
-    async def acquire_fenced(self, claim: Claim, fences: Fences) -> Grant | Busy:
-        """
-        See ``abc._powers.SupportsFence.acquire_fenced``.
-
-        One statement acquires and raises, so the server does both or neither, and a client that freezes locks no row.
-        It runs on another connection than the renewals: a transaction that writes under a fence locks it until it ends,
-        and only acquisitions with fences may have to wait for that.
-        """
-
-        async def ask(_: str, arguments: Arguments) -> DriverRow | None:
-            return await self._fenced_connection.run(
-                lambda session: self._ask_fenced(session, claim, arguments, fences)
-            )
-
-        return await self._acquire(claim, ask)
-
-    async def _ask_fenced(
-        self, session: PostgresqlSession, claim: Claim, arguments: Arguments, fences: Fences
-    ) -> DriverRow | None:
-        raisings = []
-        for guard, resource in fences:
-            with blaming_the_guard(resource, backend=BACKEND, code_of=code_of, missing=_MISSING):
-                raisings.append(await cast("TransactionalGuard", guard).raising(session.for_guards()))
-        asked = self._requests.fenced_arguments(claim, arguments, fences, raisings)
-        try:
-            row = await session.ask(self._requests.acquire_fenced, asked)
-        except ServerError as error:
-            if code_of(error) not in {_NOT_RAISED, _HIGHER}:
-                raise
-            number, why = read_fence(error)
-            resource, raising = fences[number][1], raisings[number]
-            if code_of(error) == _HIGHER:
-                raising.report(resource, Token(why[0], claim.holder), why[1])
-            session.drop()  # the guard looks for its table once for each connection
-            raise fence_refused(BACKEND, resource, raising.needs, why[0]) from error
-        if row is not None and row[0] is not None:
-            for (_, resource), raising in zip(fences, raisings, strict=True):
-                raising.report(resource, Token(row[0], claim.holder), None)
-        return row
-
-    async def _acquire(
-        self, claim: Claim, ask: Callable[[str, Arguments], Awaitable[DriverRow | None]]
-    ) -> Grant | Busy:
-        waiter = self._waiters.table.find(claim)
-        channel, ticket = (None, None) if waiter is None else (waiter.channel, waiter.ticket)
-        asked = self._requests.acquisition(claim, channel, ticket)
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
+        """See `fencing_sdk.abc.Backend.draw`."""
+        if not (storable(claim.name) and (claim.label is None or storable(claim.label))):
+            raise BackendRefusedError(BACKEND, "acquire", "a name or a label has a NUL or a lone surrogate; escape it")
+        channel = self._listener.name_channel()
+        asked = (claim.mode.word, claim.mode.width, claim.label, _micros(claim.ttl), channel, only_if_it_holds)
         with translating("acquire"):
-            outcome = None
-            if waiter is not None and claim.mode == READER:
-                outcome = await self._readers.acquire(claim)
-            if outcome is None:
-                outcome = read_outcome(await ask(*asked), None if waiter is None else self._waiters.poll)
+            row = await self._connection.ask(self._draw, (claim.name, claim.owner, *asked, self._hybrid))
+            token, permit, number, look_after = _columns(row, 4)
+            if number is None:
+                return Busy(None if look_after is None else max(0.0, look_after))
+            place = _place(token, permit, number, look_after)
+        if place.token is None:
+            self._listener.open()
         if _CLOCK.now() >= self._sweep_due:
             self._sweep_due = _CLOCK.now() + _EVERY * JITTER.uniform(0.5, 1.0)
             self._sweep.start(self._delete_old_rows)
-        granted = isinstance(outcome, Grant)
-        if waiter is not None:
-            waiter.served = granted
-        if granted:
-            self._losses.granted(claim)
-        return outcome
+        return place
 
     async def _delete_old_rows(self) -> None:
+        before = int((wall_seconds() - _RETENTION) * 1e5) if self._hybrid else 0
         with suppress(Exception):  # a later sweep deletes the same rows
-            await self._connection.ask(self._requests.sweep, (_RETENTION,))
+            await self._connection.ask(self._sweeping, (before,))
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
         """
-        See `fencing_sdk.abc.Backend.renew`.
+        See `fencing_sdk.abc.Backend.keep`.
 
-        One statement renews a batch of claims. If the statement of a batch fails, its claims are UNKNOWN, and the
-        other batches keep their outcomes. If all fail, so does the call.
+        One statement keeps a batch. If it fails, its tickets have no answer, and the other batches keep theirs. If all
+        fail, so does the call.
         """
-        outcomes: list[Renewal | Revoked] = [Renewal.REFUSED] * len(claims)
-        asked = [index for index, claim in enumerate(claims) if storable(claim.name)]
-        batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
+        answers: list[Place | Gone | None] = [Gone()] * len(tickets)
+        asked = [at for at, (claim, _) in enumerate(tickets) if storable(claim.name)]
         failures: list[Exception] = []
+        batches = [asked[start : start + _BATCH] for start in range(0, len(asked), _BATCH)]
         for batch in batches:
+            found: Sequence[Place | Gone | None]
             try:
-                renewed = await self._renew_batch([claims[index] for index in batch])
+                found = await self._keep_batch([tickets[at] for at in batch])
             except Exception as error:  # noqa: BLE001  (it is raised below, unless another batch has answers)
                 failures.append(error)
-                renewed = [Renewal.UNKNOWN] * len(batch)
-            for index, renewal in zip(batch, renewed, strict=True):
-                outcomes[index] = renewal
-                if renewal is not Renewal.RENEWED and renewal is not Renewal.UNKNOWN:
-                    self._losses.ended(claims[index])
+                found = [None] * len(batch)
+            for at, answer in zip(batch, found, strict=True):
+                answers[at] = answer
         if failures and len(failures) == len(batches):
             with translating("renew"):
                 raise failures[0]
-        return outcomes
+        self._listener.open()
+        return answers
 
-    async def _renew_batch(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """Renew without waiting. Then ask once more, and wait briefly, for rows that another transaction has locked."""
-        outcomes = [Renewal.UNKNOWN] * len(claims)
-        left = list(range(len(claims)))
-        for patience_ms in (0, ROW_PATIENCE_MS):
-            asked = [claims[index] for index in left]
-            arguments = self._requests.renew_arguments(asked, patience_ms)
-            row = await self._connection.ask(self._requests.renew, arguments, urgent=True)
-            for index, renewal in zip(left, read_renewals(row, asked), strict=True):
-                outcomes[index] = renewal
-            left = [index for index in left if outcomes[index] is Renewal.UNKNOWN]
-            if not left:
-                break
-        return await with_reasons(claims, outcomes, self._losses.written)
+    async def _keep_batch(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
+        names, owners = [claim.name for claim, _ in tickets], [claim.owner for claim, _ in tickets]
+        numbers, ttls = [str(number) for _, number in tickets], [str(_micros(claim.ttl)) for claim, _ in tickets]
+        row = await self._connection.ask(self._keep, (names, owners, numbers, ttls, self._hybrid), urgent=True)
+        tokens, permits, found, places = _columns(row, 4)
+        if places is not None:
+            return [_place_or_gone(**place) for place in json.loads(places)]
+        if tokens is None or len(tokens) != len(tickets):
+            raise UnreadableRowError
+        columns = [[_int_or_none(digits) for digits in column] for column in (tokens, permits, found)]
+        return [_place(token, permit, number, None) for token, permit, number in zip(*columns, strict=True)]
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        """See `fencing_sdk.abc.Backend.release`."""
-        self._losses.ended(claim)
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`."""
+        asked = (claim.name, claim.owner, _micros(after), self._hybrid)
         with translating("release"):
-            statement = self._requests.give_back if claim.mode.shared else self._requests.release
-            row = await self._connection.ask(statement, (claim.name, claim.owner), urgent=True, must_run=True)
-            refusal = read_release(row, claim)
-        return None if refusal is None else (await with_reasons([claim], [refusal], self._losses.written))[0]
+            row = await self._connection.ask(self._give_back, asked, urgent=True, must_run=True)
+            was, ended, taken = _columns(row, 3)
+        return None if was else Gone(ended, bool(taken))
 
-    async def transfer(self, of: Claim, to: Claim) -> Grant | Renewal | Revoked:
-        """See `fencing_sdk.abc.SupportsTransfer.transfer`."""
-        self._losses.ended(of)
+    async def pass_on(self, claim: Claim, heir: Claim) -> Place | Gone:
+        """See `fencing_sdk.abc.PassesOn.pass_on`."""
+        channel = self._listener.name_channel()
+        asked = (claim.name, claim.owner, heir.owner, heir.label, _micros(heir.ttl), channel, self._hybrid)
         with translating("transfer"):
-            arguments = self._requests.transfer_arguments(of, to)
-            outcome = read_transfer(await self._connection.ask(self._requests.transfer, arguments), of)
-        return outcome if isinstance(outcome, Grant) else await why_not(of, to, outcome, self._losses.written)
+            token, permit, number, look_after, ended, taken = _columns(
+                await self._connection.ask(self._pass_on, asked), 6
+            )
+            return Gone(ended, bool(taken)) if number is None else _place(token, permit, number, look_after)
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
-
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `fencing_sdk.abc.SupportsShares.holders`."""
-        with translating("inspect"):
-            return read_holders(await self._connection.ask(self._requests.held, ([name],)))
-
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
-        if not storable(prefix):
-            return Listing((), None)
-        with translating("list"):
-            return read_listing(await self._connection.ask(self._requests.list, (prefix, cursor, limit)))
-
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        with translating("list"):
-            return read_line(await self._connection.ask(self._requests.line, (name,)))
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
         with translating("revoke"):
-            return read_flag(await self._connection.ask(self._requests.revoke, (name, token, reason)))
+            (ended,) = _columns(await self._connection.ask(self._end, (name, token, reason, self._hybrid)), 1)
+        return ended is True
 
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._losses.on_loss(notice)
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        with translating("inspect"):
+            (found,) = _columns(await self._connection.ask(self._seen, (list(names),)), 1)
+            return [[_seen(*ticket) for ticket in line] for line in json.loads(found or "[]")]
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        if not storable(prefix):
+            return (), None
+        with translating("list"):
+            (page,) = _columns(await self._connection.ask(self._names, (prefix, cursor or "", limit)), 1)
+        return page or (), page[-1] if page and len(page) == limit else None
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`."""
+        stop = self._bells.add(claim, bell)
+        timer = asyncio.get_running_loop().call_later(_MOMENT, self._listener.open, context=Context())
+
+        def stop_both() -> None:
+            timer.cancel()
+            stop()
+
+        return stop_both
 
     async def aclose(self) -> None:
-        """Close the connections. Grants stay until they are released or expire."""
-        await self._losses.aclose()
+        """See `fencing_sdk.abc.Backend.aclose`."""
         await self._sweep.aclose()
-        await self._waiters.listener.aclose()
-        await self._fenced_connection.aclose()
+        await self._listener.aclose()
         await self._connection.aclose()
 
     def schema_sql(self) -> str:
@@ -338,18 +278,61 @@ class PostgresqlBackend(Uncopied):
         with translating("create_schema"):
             await (await self._dialer.dial(missing="create_schema")).aclose()
 
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (it only wakes)
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, notify)
 
-    @asynccontextmanager
-    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        with translating("queue"):
-            waiter = await self._waiters.join(claim)
-        try:
-            yield waiter
-        finally:
-            await self._waiters.leave(waiter)
+def storable(text: str) -> bool:
+    """Return whether PostgreSQL can store *text*, as far as that is the same in every encoding."""
+    if text.isascii():
+        return "\0" not in text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _micros(seconds: float) -> int:
+    """Round up, because the server may keep a ticket for longer than its ttl, but never for less."""
+    if not seconds * 1e6 < _MOST_MICROS:
+        raise BackendRefusedError(BACKEND, "acquire", "the ttl is too large to be stored")
+    return math.ceil(seconds * 1e6)
+
+
+def _columns(row: DriverRow | None, count: int) -> Any:
+    """Return the columns of an answer. A function with more or fewer belongs to another program."""
+    found = () if row is None else tuple(row)
+    if len(found) != count:
+        raise UnreadableRowError
+    return found
+
+
+def _int_or_none(digits: str | None) -> int | None:
+    return None if digits is None else int(digits)
+
+
+def _place(token: object, permit: object, number: object, look_after: object) -> Place:
+    if not (isinstance(token, int | None) and isinstance(permit, int | None) and isinstance(number, int)):
+        raise UnreadableRowError
+    after = math.inf if look_after is None else max(0.0, float(look_after))  # type: ignore[arg-type]
+    return Place(token, permit, number, None, after)
+
+
+def _place_or_gone(  # noqa: PLR0917  (the columns of a row)
+    token: object, permit: object, number: object, look_after: object, ended: str | None, taken: object
+) -> Place | Gone:
+    return Gone(ended, bool(taken)) if number is None else _place(token, permit, number, look_after)
+
+
+def _seen(  # noqa: PLR0917  (the columns of a row)
+    holder: str,
+    word: str,
+    width: int,
+    token: int | None,
+    permit: int | None,
+    remaining: float,
+    since: float,
+    label: str | None,
+) -> Seen:
+    return Seen(holder, mode_named(word, width), token, permit, remaining, since, label)
 
 
 def from_url(url: str, **options: object) -> PostgresqlBackend:

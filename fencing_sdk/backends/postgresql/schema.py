@@ -67,8 +67,7 @@ def objects_sql(schema: str) -> str:
 
 def newest_function(schema: str) -> str:
     """Return a function that no earlier version has, for ``to_regprocedure``. One transaction creates all of them."""
-    arguments = "text, text, bigint, text, boolean, text, text, text, text, text[], text[], text"
-    return f"{quoted(schema)}.fencing_acquire_fenced({arguments})"
+    return f"{quoted(schema)}.fencing_sweep(bigint)"
 
 
 async def create(connection: DriverConnection, schema: str) -> None:

@@ -1,12 +1,7 @@
 """
 The Lua scripts beside this file. The server runs each as one atomic step.
 
-    lease.lua       grants of a name, their renewals, and their ends by their holders
-    shares.lua      permits and readers, which hold a name together
-    line.lua        the line of waiters, and who is granted or woken
-    operating.lua   listings, revocations and their reasons, and grants that pass to another owner
-
-A file has sections, each of which begins with a line such as ``-- [grant]``. A script is made of some of them. The
+A file has sections, each of which begins with a line such as ``-- [draw]``. A script is made of some of them. The
 functions of a line stand behind the part of a script that needs no line, because to define them costs time.
 """
 
@@ -38,7 +33,7 @@ class RedisScript:
     __slots__ = ("reads", "sha", "text")
 
     def __init__(self, *parts: str, reads: bool = False) -> None:
-        """Put sections together, each named as in ``"lease.lua [grant]"``. *reads*: it writes nothing."""
+        """Put sections together, each named as in ``"tickets.lua [draw]"``. *reads*: it writes nothing."""
         self.reads = reads
         named = [part.removesuffix("]").split(" [") for part in parts]
         self.text = "\n".join(sections(file)[section] for file, section in named)
@@ -53,70 +48,40 @@ class ScriptCall(NamedTuple):
     arguments: Sequence[Argument]
     replicas: int = 0
     """Replicas that must have what the script wrote before its answer counts."""
-    follow: tuple[str, ...] = ()
+    follow: Sequence[str] = ()
     """
     Keys that client tracking follows from then on: they are read behind the script, in the same write.
 
-    A read inside the script would make a server before Redis 7.2 follow all the keys of the script, for ever.
+    A read inside the script would make a server before Redis 7.2 follow all the keys of the script.
     """
-
-    untracked: bool = False
-    """True if the script reads keys that client tracking must not follow, as described for `follow`."""
 
     def by_hash(self, *, read_only: bool = False) -> tuple[Argument, ...]:
         """The command for a server that has seen the script; *read_only* if it has commands for such scripts."""
-        return (
-            "EVALSHA_RO" if read_only and self.script.reads else "EVALSHA",
-            self.script.sha,
-            len(self.keys),
-            *self.keys,
-            *self.arguments,
-        )
+        command = "EVALSHA_RO" if read_only and self.script.reads else "EVALSHA"
+        return (command, self.script.sha, len(self.keys), *self.keys, *self.arguments)
 
     def by_text(self, *, read_only: bool = False) -> tuple[Argument, ...]:
         """The command for a server without the script: after a restart, a failover or SCRIPT FLUSH."""
-        return (
-            "EVAL_RO" if read_only and self.script.reads else "EVAL",
-            self.script.text,
-            len(self.keys),
-            *self.keys,
-            *self.arguments,
-        )
+        command = "EVAL_RO" if read_only and self.script.reads else "EVAL"
+        return (command, self.script.text, len(self.keys), *self.keys, *self.arguments)
 
 
-_NAME, _GRANT = "lease.lua [name]", "lease.lua [grant]"
-_TIME, _SHARES, _SHARING = "line.lua [time]", "shares.lua [shares]", "shares.lua [sharing]"
-_SERVE = ("line.lua [leave]", "line.lua [serve]")
+def _verb(*named: str, reads: bool = False) -> RedisScript:
+    return RedisScript(*(f"tickets.lua [{name}]" for name in named), reads=reads)
 
-ACQUIRE = RedisScript(
-    *(_NAME, _GRANT, "lease.lua [acquire]"),
-    *(_TIME, _SHARES, _SHARING, "shares.lua [share]", "lease.lua [acquire beside]"),
-    *(*_SERVE, "lease.lua [acquire in line]"),
-)
-RENEW = RedisScript("lease.lua [renew]")
-RENEW_SHARES = RedisScript(_NAME, _TIME, _SHARES, "lease.lua [renew shares]")
-CHECK_SHARES = RedisScript(_NAME, _TIME, _SHARES, "lease.lua [check shares]")
-RELEASE = RedisScript(
-    *("lease.lua [release]", _NAME, _TIME, _SHARES, "lease.lua [release beside]"),
-    *(_GRANT, *_SERVE, "lease.lua [release in line]"),
-)
-STAND = RedisScript(_NAME, _GRANT, _TIME, _SHARES, *_SERVE, "line.lua [stand]")
 
-# Operators and the holders that they end. Nothing of it runs while names are acquired, renewed and released.
-_DESCRIBE = (_NAME, _TIME, _SHARES, "operating.lua [describe]")
-INSPECT = RedisScript("operating.lua [inspect]", reads=True)
-HOLDERS = RedisScript(*_DESCRIBE, "operating.lua [holders]", reads=True)
-LISTED = RedisScript(*_DESCRIBE, "operating.lua [listed]", reads=True)
-WAITING = RedisScript(_TIME, "operating.lua [waiting]", reads=True)
-_ENDING = (_NAME, _GRANT, _TIME, _SHARES, _SHARING, "operating.lua [note]")
-REVOKE = RedisScript(*_ENDING, *_SERVE, "operating.lua [revoke]")
-TRANSFER = RedisScript(*_ENDING, "shares.lua [share]", "operating.lua [transfer]")
-REVOKED = RedisScript("operating.lua [revoked]")
+DRAW = _verb("now", "draw alone", "form", "name", "line", "draw")
+KEEP = _verb("now", "form", "name", "keep while the slot moves", "line", "keep")
+KEEP_MANY = _verb("keep many")
+GIVE_BACK = _verb("now", "give back alone", "form", "name", "give back while the slot moves", "line", "give back")
+END = _verb("now", "form", "name", "line", "end")
+PASS_ON = _verb("now", "form", "name", "line", "pass on")
+SETTLE = _verb("now", "form", "name", "line", "settle")
+LOOK = _verb("form", "look", reads=True)
 
-PRELOADED = (RELEASE, STAND)
+PRELOADED = (DRAW, GIVE_BACK)
 """
 The scripts that every new connection loads.
 
-A script that the server does not know takes a second request. A caller that gives up may be gone before it, and a leave
-could overtake its join.
+A script that the server does not know takes a second request. A caller that gives up may be gone before it.
 """

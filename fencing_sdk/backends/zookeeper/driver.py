@@ -290,7 +290,6 @@ class KazooDriver:
             self._report(ConnectionNews(ended=True, error=SessionExpiredError()))
         else:
             self._identity = identity
-            self._ends.resume_all()
             self._report(ConnectionNews(connected=True, identity=identity, timeout=timeout))
         return timeouts
 
@@ -434,48 +433,47 @@ class NodeEnds:
     """
     When the nodes of one session have to go, whatever its event loop does. The loop and the driver's thread use it.
 
-    The driver's thread keeps the session alive, and with it every node. An event loop that is blocked renews no lease,
-    and lets no waiter take the turn that has come. So the thread itself deletes what the loop has not prolonged for a
-    ttl. A node has an end from the moment of its creation, except while it is a waiter's that watches another node.
+    The driver's thread keeps the session alive, and with it every node. An event loop that is blocked keeps no ticket.
+    So the thread itself deletes the nodes of tickets that were not kept in time, whether they hold or wait.
     """
 
     def __init__(self) -> None:
-        self._ends: dict[str, tuple[float, float]] = {}
-        """The ttl and the end of each path."""
+        self._ends: dict[str, float] = {}
+        """The end of each path."""
         self._first = math.inf
         """No node ends earlier."""
         self._going: set[str] = set()
         self._lock = threading.Lock()
 
-    def begin(self, path: str, ttl: float) -> None:
-        """Let a node end in *ttl* seconds, unless it is prolonged."""
+    def begin(self, path: str, ttl: float) -> bool:
+        """Let a node end in *ttl* seconds, unless it is prolonged; False: the thread has given it up."""
         with self._lock:
-            self._set(path, ttl, _CLOCK.now() + ttl)
+            if path not in self._going:
+                self._set(path, max(_CLOCK.now() + ttl, self._ends.get(path, 0.0)))
+            return path not in self._going
 
     def prolong(self, path: str, ttl: float) -> bool:
-        """Let a node end in *ttl* seconds from now on; False: the thread has given it up."""
+        """Let a node last for *ttl* seconds from now on, or for longer; False: the thread has given it up."""
         with self._lock:
-            known = path in self._ends
-            if known:
-                self._set(path, ttl, _CLOCK.now() + ttl)
-            return known
+            end = self._ends.get(path)
+            if end is not None:
+                self._set(path, max(end, _CLOCK.now() + ttl))
+            return end is not None
 
-    def suspend(self, path: str) -> None:
-        """Let a node stay: its waiter watches another one."""
+    def limit(self, path: str, ttl: float) -> None:
+        """Let a node end in *ttl* seconds, or earlier."""
         with self._lock:
-            if path in self._ends:
-                self._ends[path] = self._ends[path][0], math.inf
+            if (end := self._ends.get(path)) is not None:
+                self._set(path, min(end, _CLOCK.now() + ttl))
 
-    def resume_all(self) -> None:
-        """Let every node that stays end in its ttl: the watches have ended with their connection."""
-        now = _CLOCK.now()
+    def left(self, path: str) -> float | None:
+        """Seconds until a node ends; None: it is not known, or was given up."""
         with self._lock:
-            for path, (ttl, end) in list(self._ends.items()):
-                if math.isinf(end):
-                    self._set(path, ttl, now + ttl)
+            end = self._ends.get(path)
+        return None if end is None else max(0.0, end - _CLOCK.now())
 
-    def _set(self, path: str, ttl: float, end: float) -> None:
-        self._ends[path] = ttl, end
+    def _set(self, path: str, end: float) -> None:
+        self._ends[path] = end
         self._first = min(self._first, end)
 
     def drop(self, path: str) -> None:
@@ -489,11 +487,11 @@ class NodeEnds:
             now = _CLOCK.now()
             if now < self._first:
                 return [], self._first - now
-            due = [path for path, (_, end) in self._ends.items() if end <= now][: max(0, _AT_ONCE - len(self._going))]
+            due = [path for path, end in self._ends.items() if end <= now][: max(0, _AT_ONCE - len(self._going))]
             for path in due:
                 del self._ends[path]
             self._going.update(due)
-            self._first = min((end for _, end in self._ends.values()), default=math.inf)
+            self._first = min(self._ends.values(), default=math.inf)
             return due, max(_PAUSE, self._first - now)
 
     def gone(self, path: str) -> None:
@@ -506,4 +504,4 @@ class NodeEnds:
         with self._lock:
             self._going.discard(path)
             if path not in self._ends:
-                self._set(path, 0.0, _CLOCK.now() + _PAUSE)
+                self._set(path, _CLOCK.now() + _PAUSE)

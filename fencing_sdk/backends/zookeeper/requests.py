@@ -1,23 +1,22 @@
 """
-The requests to ZooKeeper to join a line, to look at it and to leave it: the recipe of a lock.
+The requests to ZooKeeper to draw a ticket, to look at its line and to end it: the recipe.
 
 It is the known one (ZooKeeper Recipes and Solutions, "Locks"): an ephemeral node with a number, the
 lowest number holds the lock, and every waiter watches the node before its own alone. What belongs together is
-sent together, so that a free lock costs one round trip. Every look is preceded by something that
+sent together, so that a free lock costs one round trip. Every look that may end in a loss is preceded by something that
 only the leader answers (a create, or a sync): a server that is cut off from its leader goes on
 answering reads, and would call a session alive that the leader has ended long ago.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import (
-    CheckVersion,
     Create,
     Create2,
     Delete,
@@ -30,31 +29,28 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat as Stat
 
-from fencing_sdk._values.claim import Claim
-from fencing_sdk._values.tasks import SharedBatches
+from fencing_sdk._values.claim import LOCK, Claim
 from fencing_sdk.backends.zookeeper.driver import ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.nodes import (
-    Line,
+    NOTHING,
+    Facts,
     LineNode,
     Paths,
+    Record,
     in_line,
-    phase_of,
-    read_token,
-    rewritten,
-    with_phase,
+    mark_of,
+    node_at,
+    read_facts,
+    read_record,
     without_place,
     written,
 )
 from fencing_sdk.backends.zookeeper.session import ZooKeeperSession
 
-__all__ = ["Found", "Phase", "Read", "Recipe"]
+__all__ = ["Look", "Made", "Recipe"]
 
-_LOOKS = 1000
-"""Lines that are looked at together."""
 _TRIES = 3
 """The server may delete the folder of a lock that is not in use just when it was made or found."""
-
-
 _EPHEMERAL, _SEQUENTIAL, _CONTAINER = 1, 2, 4
 
 
@@ -64,29 +60,29 @@ class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
     type = 19
 
 
-class Found(NamedTuple):
-    """A node of a claim of this backend object."""
+class Made(NamedTuple):
+    """A node of a ticket of this backend object."""
 
+    node: LineNode
     path: str
-    token: int
+    number: int
+    """The transaction that drew the ticket."""
     born: int
+    """The transaction that created the node, which may have replaced another one."""
 
 
-class Read(NamedTuple):
-    """A node that was read."""
+class Look(NamedTuple):
+    """The line of a name, and what its folder says."""
 
-    path: str
-    data: bytes
-    stat: Stat
+    line: Sequence[LineNode] = ()
+    record: Record | None = NOTHING
+    """None: the folder has data, which was not read."""
+    version: int = -1
+    """Of the folder's data."""
 
-
-class Phase(NamedTuple):
-    """The phase of readers in the data of a folder."""
-
-    token: int | None
-    """The token of the readers that hold together; None if no reader came since the last grant of another mode."""
-    version: int
-    data: bytes
+    def of(self, *marks: str) -> LineNode | None:
+        """The first node with one of these marks."""
+        return next((node for node in self.line if node.mark in marks), None)
 
 
 class Recipe:
@@ -95,40 +91,89 @@ class Recipe:
     def __init__(self, settings: ZooKeeperSettings) -> None:
         self._acl = settings.acl
         self.paths = Paths(settings.root)
-        self._looks: WeakKeyDictionary[ZooKeeperSession, SharedBatches[str, Line]] = WeakKeyDictionary()
 
-    async def join(self, session: ZooKeeperSession, claim: Claim) -> tuple[Found, Line]:
-        """Create a node at the end of the line, and look at the line."""
+    async def draw(self, session: ZooKeeperSession, claim: Claim) -> tuple[Made, Look]:
+        """
+        Create a node at the end of the line, and look at the line.
+
+        Raises:
+            NodeExistsError: an earlier try has created one. ZooKeeper gives its last number again and again.
+        """
+        stem = self.paths.stem(claim.name, claim.mode, mark_of(claim.owner), session.id)
         for last in range(1, _TRIES + 1):
-            request = Create2(self.paths.stem(claim, session.id), written(claim), self._acl, _EPHEMERAL | _SEQUENTIAL)
-            created = session.create(request, claim.ttl)
-            listed = session.call(GetChildren2(self.paths.folder(claim.name), None))
+            data = written(claim.ttl, claim.label)
+            created = session.create(Create2(stem, data, self._acl, _EPHEMERAL | _SEQUENTIAL), claim.ttl)
+            looked = self._ask(session, claim.name, record=claim.mode is not LOCK)
             try:
                 path, stat = await created
-            except (NoNodeError, NodeExistsError) as error:
+            except NoNodeError:
                 if last == _TRIES:
                     raise
-                if isinstance(error, NoNodeError):
-                    await self._make_folder(session, claim.name)
-                    continue
-                # ZooKeeper gives its last number again and again: the name is that of an earlier try of the claim.
-                line, stem = await self.look(session, claim.name), self.paths.stem(claim, session.id)
-                for path in (self.paths.node(claim.name, node) for node in line):
-                    if path.startswith(stem):
-                        with suppress(NoNodeError):
-                            return await self.find(session, claim, path), line
+                await self._make_folder(session, claim.name)
                 continue
-            return Found(path, stat.czxid, stat.czxid), await self._in_line(session, claim.name, *await listed)
+            made = Made(node_at(path, stat.czxid), path, stat.czxid, stat.czxid)
+            return made, await self._looked(session, claim.name, *looked)
         raise AssertionError
 
-    async def _in_line(self, session: ZooKeeperSession, name: str, names: Sequence[str], stat: Stat) -> Line:
-        """Sort the nodes of a lock. For those whose number shows no place, ask what created them."""
+    def _ask(
+        self, session: ZooKeeperSession, name: str, *, record: bool, call: Callable[[object], None] | None = None
+    ) -> tuple[asyncio.Future[Any] | None, asyncio.Future[Any]]:
+        """Ask for the data of the folder, and then for its nodes: nothing that stands there is of a later node."""
+        folder = self.paths.folder(name)
+        read = session.call(GetData(folder, None)) if record else None
+        return read, session.call(GetChildren2(folder, call))
+
+    async def _looked(
+        self, session: ZooKeeperSession, name: str, read: asyncio.Future[Any] | None, listed: asyncio.Future[Any]
+    ) -> Look:
+        try:
+            data, stat = (None, None) if read is None else await read
+            names, listed_at = await listed
+        except NoNodeError:
+            return Look()
+        if stat is None or not listed_at.dataLength:
+            data, stat = None if listed_at.dataLength else b"", listed_at
         folder = self.paths.folder(name)
         asked = {node: session.call(Exists(f"{folder}/{node}", None)) for node in without_place(names)}
         found: dict[str, Stat | None] = {node: await one for node, one in asked.items()}
-        line = Line(in_line(names, {node: each.czxid for node, each in found.items() if each is not None}))
-        line.noted = stat.dataLength > 0
-        return line
+        line = in_line(names, {node: each.czxid for node, each in found.items() if each is not None})
+        return Look(line, None if data is None else read_record(data), stat.version)
+
+    async def look(
+        self,
+        session: ZooKeeperSession,
+        name: str,
+        *,
+        record: bool = True,
+        synced: bool = True,
+        call: Callable[[object], None] | None = None,
+    ) -> Look:
+        """
+        Look at a line.
+
+        Args:
+            session: On which one.
+
+            name: Whose line.
+
+            record: Read the folder's data.
+
+            synced: Ask the leader first. Else a ticket of another session may be missing.
+
+            call: Made when a node comes or goes.
+        """
+        sync = self.sync(session) if synced else None
+        asked = self._ask(session, name, record=record, call=call)
+        if sync is not None:
+            await sync
+        return await self._looked(session, name, *asked)
+
+    async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[Look]:
+        """Look at many lines at once."""
+        sync = self.sync(session)
+        asked = [self._ask(session, name, record=True) for name in names]
+        await sync
+        return [await self._looked(session, name, *each) for name, each in zip(names, asked, strict=True)]
 
     async def _make_folder(self, session: ZooKeeperSession, name: str) -> None:
         folder = self.paths.folder(name)
@@ -146,93 +191,54 @@ class Recipe:
         with suppress(NodeExistsError):
             await session.call(request)
 
-    async def look(self, session: ZooKeeperSession, name: str) -> Line:
-        """The line, as it is now. Those who look at the same moment look once."""
-        batches = self._looks.get(session)
-        if batches is None:
-            batches = self._looks[session] = SharedBatches(
-                lambda names: self.look_at_all(session, names), _LOOKS, one_by_one=True
-            )
-        return await batches.ask(name)
+    def sync(self, session: ZooKeeperSession) -> asyncio.Future[Any]:
+        """Hear from the leader: it still knows the session."""
+        return session.call(Sync(self.paths.root))
 
-    async def watch_line(self, session: ZooKeeperSession, name: str, call: Callable[[object], None]) -> Line:
-        """The line; *call* is made when a node comes or goes."""
-        return await self._in_line(session, name, *await session.call(GetChildren2(self.paths.folder(name), call)))
+    def read(
+        self, session: ZooKeeperSession, path: str, call: Callable[[object], None] | None = None
+    ) -> asyncio.Future[Any]:
+        """Ask for the data of a node, and the record about it. *call* is made when it changes or goes."""
+        return session.call(GetData(path, call))
 
-    async def look_at_all(self, session: ZooKeeperSession, names: Sequence[str]) -> list[Line]:
-        """Many lines at once, and one for names that stand there more than once: those of readers and permits."""
-        synced = session.call(Sync(self.paths.root))
-        listed = {name: session.call(GetChildren2(self.paths.folder(name), None)) for name in dict.fromkeys(names)}
-        await synced
-        lines: dict[str, Line] = {}
-        for name, asked in listed.items():
+    async def all_facts(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[tuple[Facts, Stat] | None]:
+        """Read many nodes; None for those that are not there."""
+        asked = [self.read(session, path) for path in paths]
+        found: list[tuple[Facts, Stat] | None] = []
+        for one in asked:
             try:
-                lines[name] = await self._in_line(session, name, *await asked)
+                data, stat = await one
             except NoNodeError:
-                lines[name] = Line()
-        return [lines[name] for name in names]
-
-    async def born(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[int | None]:
-        """For many nodes, the transaction that created each, or None where there is none."""
-        synced = session.call(Sync(self.paths.root))
-        asked = [session.call(Exists(path, None)) for path in paths]
-        await synced
-        stats: list[Stat | None] = [await one for one in asked]
-        return [None if stat is None else stat.czxid for stat in stats]
-
-    async def read(self, session: ZooKeeperSession, path: str) -> tuple[bytes, Stat]:
-        """The data of a node, and the record about it."""
-        data, stat = await session.call(GetData(path, None))
-        return data, stat
-
-    async def find(self, session: ZooKeeperSession, claim: Claim, path: str) -> Found:
-        """Read a node that was created by a request whose answer was lost."""
-        session.ends.begin(path, claim.ttl)
-        data, stat = await self.read(session, path)
-        return Found(path, read_token(data, stat), stat.czxid)
+                found.append(None)
+            else:
+                found.append((read_facts(data, stat), stat))
+        return found
 
     async def names(self, session: ZooKeeperSession) -> list[str]:
         """The folders of all locks, sorted. ZooKeeper answers with all of them at once."""
-        synced = session.call(Sync(self.paths.root))
+        synced = self.sync(session)
         listed = session.call(GetChildren2(self.paths.root, None))
         await synced
         try:
             names, _ = await listed
-            return sorted(names)
         except NoNodeError:
             return []
+        return sorted(names)
 
-    async def read_all(self, session: ZooKeeperSession, paths: Sequence[str]) -> list[Read | None]:
-        """Read many nodes; None for those that are not there."""
-        asked = [session.call(GetData(path, None)) for path in paths]
-        found: list[Read | None] = []
-        for path, one in zip(paths, asked, strict=True):
-            try:
-                found.append(Read(path, *await one))
-            except NoNodeError:
-                found.append(None)
-        return found
-
-    async def end(self, session: ZooKeeperSession, nodes: Sequence[Read], folder: Read, note: bytes) -> bool:
-        """Delete nodes and write a *note* into their folder; False, and nothing is changed: one of them has changed."""
-        versions = [(node.path, node.stat.version) for node in nodes]
-        request = Transaction(
-            [SetData(folder.path, note, folder.stat.version), *(Delete(*version) for version in versions)]
+    async def write(
+        self, session: ZooKeeperSession, name: str, record: Record, version: int, ended: Sequence[LineNode] = ()
+    ) -> bool:
+        """Write a folder's data, and delete the nodes that *ended*; False, and nothing is changed: something has."""
+        paths = [self.paths.node(name, node) for node in ended]
+        outcomes = await session.call(
+            Transaction(
+                [
+                    SetData(self.paths.folder(name), record.written(), version),
+                    *(Delete(path, -1) for path in paths),
+                ]
+            )
         )
-        problems = [outcome for outcome in await session.call(request) if isinstance(outcome, Exception)]
-        if any(isinstance(problem, BadVersionError | NoNodeError) for problem in problems):
-            return False
-        for problem in problems:
-            raise problem
-        return True
-
-    async def watch(self, session: ZooKeeperSession, path: str, call: Callable[[object], None]) -> bool:
-        """Have *call* made when a node goes; False when it has gone already."""
-        try:
-            await session.call(GetData(path, call))
-        except NoNodeError:
-            return False
-        return True
+        return _done(outcomes, BadVersionError, NoNodeError)
 
     async def remove(self, session: ZooKeeperSession, path: str) -> bool:
         """Delete a node; False when it was not there."""
@@ -244,60 +250,47 @@ class Recipe:
         session.ends.drop(path)
         return True
 
-    async def adopt(self, session: ZooKeeperSession, claim: Claim, node: LineNode) -> Found:
+    async def move(
+        self, session: ZooKeeperSession, name: str, node: LineNode, mark: str, *, data: bytes, ttl: float
+    ) -> Made | None:
         """
-        Let *session* keep a node alive that was another one's: at its place, with its token.
+        Let *session* keep a ticket alive, perhaps with another mark: at its place, with its number.
 
-        One transaction deletes the one and creates the other, so no other client gets in between.
+        One transaction deletes the one node and creates the other, so no other client gets in between. None: the node
+        has gone.
+
+        Args:
+            session: The session that keeps it from now on.
+
+            name: Whose line.
+
+            node: The present node.
+
+            mark: The mark of the next.
+
+            data: The data of the next, with the number of the ticket.
+
+            ttl: Seconds that the ticket lives.
         """
-        old, new = self.paths.node(claim.name, node), self.paths.moved(claim, node, session.id)
-        data, stat = await self.read(session, old)
-        token = read_token(data, stat)
-        return await self._replace(session, old, new, claim, data=data, token=token)
-
-    async def write_number(
-        self, session: ZooKeeperSession, claim: Claim, node: LineNode, *, permit: int, token: int
-    ) -> Found:
-        """Replace the waiting node of a permit by one with its number, at its place in the line, with its token."""
-        old, new = self.paths.node(claim.name, node), self.paths.granted(claim, node, permit)
-        found = await self._replace(session, old, new, claim, data=written(claim), token=token)
-        session.ends.drop(old)
-        return found
-
-    async def _replace(
-        self, session: ZooKeeperSession, old: str, new: str, claim: Claim, *, data: bytes, token: int
-    ) -> Found:
-        session.ends.begin(new, claim.ttl)
-        replaced = session.call(
-            Transaction([Delete(old, -1), Create(new, rewritten(data, claim, token), self._acl, _EPHEMERAL)])
-        )
-        found = session.call(Exists(new, None))
-        _raise_first(await replaced)
-        stat = await found
-        if stat is None:
-            raise NoNodeError
-        return Found(new, token, stat.czxid)
-
-    async def phase(self, session: ZooKeeperSession, name: str) -> Phase:
-        """The phase of the readers of a name."""
-        data, stat = await self.read(session, self.paths.folder(name))
-        return Phase(phase_of(data), stat.version, data)
-
-    async def change_phase(
-        self, session: ZooKeeperSession, name: str, before: Phase, token: int | None, there: str
-    ) -> bool:
-        """Begin a phase with this *token*, or end it, while the node *there* exists; False: the folder has changed."""
-        data = with_phase(before.data, token)
-        outcomes = await session.call(
-            Transaction([CheckVersion(there, -1), SetData(self.paths.folder(name), data, before.version)])
-        )
-        if any(isinstance(outcome, BadVersionError) for outcome in outcomes):
-            return False
-        _raise_first(outcomes)
-        return True
+        old, new = self.paths.node(name, node), self.paths.moved(name, node, mark, session.id)
+        session.ends.begin(new, ttl)
+        moved = session.call(Transaction([Delete(old, -1), Create(new, data, self._acl, _EPHEMERAL)]))
+        found = self.read(session, new)
+        if not _done(await moved, NoNodeError):
+            session.ends.drop(new)
+            return None
+        try:
+            read, stat = await found
+        except NoNodeError:
+            return None
+        return Made(node_at(new, stat.czxid), new, read_facts(read, stat).number, stat.czxid)
 
 
-def _raise_first(outcomes: Sequence[object]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
+def _done(outcomes: Sequence[object], *misses: type[Exception]) -> bool:
+    """Return whether a transaction was carried out; False for one of the *misses*. Raises any other error."""
+    problems = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if any(isinstance(problem, misses) for problem in problems):
+        return False
+    for problem in problems:
+        raise problem
+    return True

@@ -6,9 +6,9 @@ later without the caller's knowledge. So few are under way at once that handing 
 blocks the loop. A connection on which answers are due but do not come is broken off long before
 the driver would notice, so that another server gets its chance. It is done early where there is another server.
 
-A backend has one session for each ttl in use, shared by all locks of that ttl. The timeout of a session is fixed when
-it is opened, and it is what frees the locks of a process that died. So locks of different ttls have different sessions,
-up to a number.
+A backend has one session for each ttl in use, shared by all tickets of that ttl. The timeout of a session is fixed when
+it is opened, and it is what ends the tickets of a process that died. So tickets of different ttls have different
+sessions, up to a number.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ZooKeeperSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: KazooDriver | None = None
         self._news = asyncio.Event()
-        self._waiting: deque[tuple[object, asyncio.Future[Any], Callable[[Any], None] | None]] = deque()
+        self._waiting: deque[tuple[object, asyncio.Future[Any], Callable[[Any], object] | None]] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._scheduled = False
         self._under_way: dict[asyncio.Future[Any], None] = {}
@@ -169,7 +169,7 @@ class ZooKeeperSession:
         """`call` for the creation of a node, whose path the server makes: it ends in *ttl* seconds unless prolonged."""
         return self.call(request, lambda answer: self.ends.begin(answer.value[0], ttl))
 
-    def call(self, request: object, created: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
+    def call(self, request: object, created: Callable[[Any], object] | None = None) -> asyncio.Future[Any]:
         """
         Send *request*, in the order of the calls; the future has the driver's answer or error.
 
@@ -184,22 +184,11 @@ class ZooKeeperSession:
             self._send()
         return future
 
-    def watched(
-        self,
-        call: Callable[..., None],
-        *arguments: object,
-        wakes: Callable[[], Iterable[tuple[str, float]]] = tuple,
-    ) -> Callable[[object], None]:
-        """
-        A watch for the driver: *call* is made in the loop, with the event as the last argument.
-
-        *wakes* names the nodes that wait for the event, each with its ttl: the loop has so long to answer for them.
-        """
+    def watched(self, call: Callable[..., None], *arguments: object) -> Callable[[object], None]:
+        """A watch for the driver: *call* is made in the loop, with the event as the last argument."""
         driver = self._driver
 
         def on_event(event: object) -> None:
-            for path, ttl in wakes():
-                self.ends.prolong(path, ttl)
             self._post(driver, partial(call, *arguments, event))
 
         return on_event
@@ -250,7 +239,7 @@ class ZooKeeperSession:
     # From the driver's thread to the loop, in order
 
     def _on_answer(
-        self, driver: KazooDriver, future: asyncio.Future[Any], created: Callable[[Any], None] | None, answer: Any
+        self, driver: KazooDriver, future: asyncio.Future[Any], created: Callable[[Any], object] | None, answer: Any
     ) -> None:
         if created is not None and answer.exception is None:
             created(answer)

@@ -26,7 +26,6 @@ from functools import partial
 from fencing_sdk._values.claim import check_name
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.token import Token, check_token
-from fencing_sdk.abc._powers import Raising
 from fencing_sdk.errors import ConfigurationError, UnsupportedError, UsageError, shown
 from fencing_sdk.events import Observer
 from fencing_sdk.guards import Reports, check_token_of, check_tokens, refusal
@@ -235,24 +234,6 @@ class SqlGuard(Uncopied):
                     transaction, lambda opened: self._of(opened).raise_fence(opened, resource, checked, wait, own=own)
                 )
             )
-
-    async def raising(self, connection: object) -> Raising:
-        """
-        Return the statement that raises a fence, for a store of locks in the same PostgreSQL database.
-
-        *connection* is one of asyncpg, without a transaction. The table is created on it if it is missing.
-
-        Raises:
-            UsageError: the ``search_path`` leads to another table of fences than before.
-        """
-
-        def report(resource: str, token: Token, fence: int | None) -> None:
-            with self._reports.of_verdict({resource: token}):
-                if fence is not None:
-                    raise refusal(resource, token, Token(fence))
-
-        fences = self._postgresql
-        return Raising(await fences.raising(Transaction(connection)), fences.needs, report)
 
     async def highest(self, resource: str) -> Token | None:
         """

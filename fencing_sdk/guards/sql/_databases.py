@@ -27,7 +27,7 @@ from fencing_sdk._mysql import READ_ONLY, ask_for, read_only, values_of
 from fencing_sdk._mysql.url import SCHEMES as MYSQL_SCHEMES
 from fencing_sdk._mysql.url import MysqlUrl, read_mysql_query
 from fencing_sdk._values.drivers import IDLE_LIMIT, install, missing
-from fencing_sdk._values.tasks import move_on_after, retrieve
+from fencing_sdk._values.tasks import first_in_order, move_on_after, retrieve, start_task
 from fencing_sdk._values.url import SCHEMES, TLS_FILES, PostgresqlUrl, read_postgresql_url, split_url
 from fencing_sdk.errors import BackendUnavailableError, ConfigurationError
 from fencing_sdk.guards.sql._fence_table import FenceTable, SqliteFences
@@ -60,8 +60,6 @@ _CONNECT_PATIENCE = 30.0
 _PAUSE = 3
 """Seconds for which a client may be silent in a transaction. Else one that froze there would keep a fence locked."""
 _READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-_HEAD_START = 0.5
-"""Seconds for which a host that has answered waits for those that stand before it in the URL."""
 CLOSE_PATIENCE = 1.0
 """Seconds for cancelling a statement on the server and closing the connection."""
 
@@ -76,35 +74,14 @@ async def _first_writer(
     """
     Connect to all *hosts* at once, and return the connection to the first in their order that takes writes.
 
-    A silent host is passed over once a later one has answered.
-
     Raises:
         Exception: that of the last host.
     """
-    attempts = [asyncio.create_task(dial(host, among_others=len(hosts) > 1), name="fencing-guard") for host in hosts]
-    chosen: asyncio.Future[T] | None = None
 
-    def close_unless_chosen(attempt: asyncio.Future[T]) -> None:
-        if attempt is not chosen and not attempt.cancelled() and attempt.exception() is None:
-            close(attempt.result())
+    def blame(failures: Sequence[Exception]) -> Exception | None:
+        return failures[-1] if len(failures) == len(hosts) else None
 
-    try:
-        left = attempts
-        while True:
-            left = [each for each in left if not (each.done() and each.exception())]
-            opened = [each for each in left if each.done()]
-            if opened == left[:1]:
-                break
-            limit = _HEAD_START if opened else None
-            pending = [each for each in left if not each.done()]
-            if not (await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED))[0]:
-                break
-        chosen = next(iter(opened), attempts[-1])
-        return chosen.result()
-    finally:
-        for attempt in attempts:
-            attempt.cancel()
-            attempt.add_done_callback(close_unless_chosen)
+    return await first_in_order([dial(host, among_others=len(hosts) > 1) for host in hosts], blame, close)
 
 
 class PostgresqlDatabase:
@@ -227,7 +204,7 @@ class MysqlDatabase:
             if not task.cancelled() and task.exception() is None:
                 task.result().close()
 
-        task = asyncio.create_task(self._driver.connect(url, patience=_CONNECT_PATIENCE), name="fencing-guard")
+        task = start_task(self._driver.connect(url, patience=_CONNECT_PATIENCE), "fencing-guard")
         try:
             await asyncio.wait([task], timeout=_CONNECT_PATIENCE)
             if task.done():

@@ -17,7 +17,7 @@ another table than the one in which the guard raises fences, the transaction wou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from fencing_sdk._values.token import Token, conflicting
 from fencing_sdk.errors import UsageError
@@ -49,11 +49,6 @@ $fencing$"""
 
 # A transaction that has an id already may have created the table, and may roll back.
 _LOOK_FOR_TABLE = "SELECT to_regclass('{table}')::oid, txid_current_if_assigned() IS NULL"
-
-_FIND_TABLE = """\
-SELECT current_database()::text, found.oid, format('%I.%I', place.nspname, found.relname)
-FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS place ON place.oid = found.relnamespace
-WHERE found.oid = to_regclass('{table}')"""
 
 # The table is a constant of the plan. PostgreSQL plans again when the search_path is another one.
 _ADMIT = (
@@ -106,16 +101,10 @@ class PostgresqlFences(FenceTable):
 
     def __init__(self, table: str, *, create: bool) -> None:
         super().__init__(table, create=create)
-        self.needs = (
-            f"it needs the table {table}, which the statement of ddl('postgresql') creates, the permissions SELECT, "
-            f"INSERT and UPDATE on {table}, and USAGE on its schema"
-        )
         self._own: tuple[str, int] | None = None
         """The database and the oid of the table in which the guard raises fences, once it has raised one."""
         self._seen_by: WeakSet[object] = WeakSet()
         """Connections that have found the table, committed."""
-        self._raising: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-        """Results of `raising`, by connection."""
 
     @classmethod
     async def check_column(cls, transaction: Transaction, table: str, column: str) -> None:
@@ -159,23 +148,6 @@ class PostgresqlFences(FenceTable):
     async def prepare(self, transaction: Transaction) -> None:
         """Create the table if it is missing."""
         await self._ensure_table(transaction)
-
-    async def raising(self, connection: Transaction) -> str:
-        """
-        Return a statement that raises a fence. It returns the fence, and has the parameters of `_RAISED_ROW`.
-
-        It names the table with its schema, so that no ``search_path`` leads it to another one.
-        """
-        if (known := self._raising.get(connection.driver)) is not None:
-            return known
-        if self._create:
-            await self._ensure_table(connection)
-        name = self._name  # if the table is missing, the statement fails
-        for database, oid, qualified in await connection.fetch(_FIND_TABLE.format(table=self._name), ()):
-            await self._check_table(connection, (database, oid))
-            self._own, name = (database, oid), qualified
-        text = _RAISE.format(table=name, row=_RAISED_ROW.format(p=_placeholders(connection)))
-        return self._raising.setdefault(connection.driver, text)
 
     async def highest(self, transaction: Transaction, resource: str) -> Token | None:
         """See `FenceTable`. Create no table, because the server may be a standby."""

@@ -14,26 +14,17 @@ the promises about it are then not collected, instead of skipped or passed witho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Renewal, Revoked
+from fencing_sdk._values.claim import Busy, Claim, Gone, Place, Seen
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.timing import MIN_TTL
 from fencing_sdk._values.token import TOKEN_LIMIT, Token
-from fencing_sdk.abc import (
-    Backend,
-    Guard,
-    SupportsLine,
-    SupportsListing,
-    SupportsLossNotice,
-    SupportsRevoking,
-    SupportsShares,
-    SupportsTransfer,
-)
+from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.errors import StaleTokenError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -54,7 +45,7 @@ def needs(*powers: str) -> Callable[[F], F]:
 def collect_by_power(suite: type) -> None:
     """Hide the promises whose powers *suite* does not declare, and show those whose powers it declares again."""
     for name, promise in _promises_with_powers(suite).items():
-        if vars(suite).get(name) is not promise:  # where it is defined it stays, for other subclasses
+        if name not in vars(suite):  # where it is defined it stays, for other subclasses; so does what hides it
             setattr(suite, name, promise if all(getattr(suite, power) for power in promise.powers) else None)
 
 
@@ -67,6 +58,8 @@ def _promises_with_powers(suite: type) -> dict[str, Any]:
 
 
 NAME = "invoices/42"
+LONG = 30.0
+"""Seconds: a ttl that does not end during a test."""
 DRIFT = 0.01
 TRIES = 5
 
@@ -74,112 +67,49 @@ Reopen = Callable[[], Backend]
 """Makes another backend object on the store of the fixture ``backend``."""
 
 
-class PowerfulBackend(
-    Backend,
-    SupportsLine,
-    SupportsLossNotice,
-    SupportsListing,
-    SupportsRevoking,
-    SupportsShares,
-    SupportsTransfer,
-    Protocol,
-):
-    """A backend with every power; a promise uses those that it needs."""
-
-
-class StandingClaim:
-    """One that stands in line, and its news."""
-
-    def __init__(self, backend: SupportsLine, claim: Claim, *, hand_over: bool = False) -> None:
-        self.claim = claim
-        self.grant: Grant | None = None
-        self.age = 0.0
-        self._times = 0
-        self._news = asyncio.Event()
-        self.place = backend.stand(claim, self._notify, hand_over=hand_over)
-
-    def _notify(self, grant: Grant | None = None, age: float = 0.0) -> None:
-        if grant is not None:
-            self.grant, self.age = grant, age
-        self._times += 1
-        self._news.set()
-
-    async def joined(self) -> None:
-        """Wait until it is in the line. Some places have news then, which are not a reason to try."""
-        tells = self.place.notices_joining
-        while self.place.retry_after(1.0) is None or (tells and not self._times):  # noqa: ASYNC110  (others have no news)
-            await asyncio.sleep(0.001)
-        if tells and self._times == 1:
-            self._news.clear()
-
-    async def wait(self) -> None:
-        """Wait until another try may succeed, or until it was handed the lock."""
-        await self._news.wait()
-        self._news.clear()
-
-    async def leave(self) -> None:
-        """Leave the line."""
-        if (leaving := self.place.leave()) is not None:
-            await asyncio.wait((leaving,))
-
-
-@asynccontextmanager
-async def in_line(backend: SupportsLine, claim: Claim) -> AsyncIterator[StandingClaim]:
-    """Stand in line for the length of a block."""
-    standing = StandingClaim(backend, claim)
-    try:
-        await standing.joined()
-        yield standing
-    finally:
-        await standing.leave()
-
-
 class BackendUnderTest:
     """
     Facts that `fencing_sdk.testing.BackendSuite` knows about the backend under test.
 
-    The defaults declare a store that outlives its clients and is shared between processes. A
-    subclass declares where its store does less, or more.
+    The defaults declare a store with lines and every mode, that outlives its clients and is shared between processes.
+    A subclass declares where its store does less, or more.
     """
 
     ttl: float = 1.0
-    """Seconds of the grants that are waited for until they expire; at least the store's minimum."""
+    """Seconds of the tickets that are waited for until they die; at least the store's minimum."""
 
     minimum_ttl: float = MIN_TTL
     """Seconds to which the store rounds shorter ttls up."""
 
     expiry_lag: float = 0.1
-    """Seconds, beyond the ttl and 1 % of drift, after which an expired grant is really gone."""
+    """Seconds, beyond the ttl and 1 % of drift, after which a dead ticket is really gone."""
 
     resolution: float = 0.01
-    """Seconds by which the store may read its clock too coarsely and end a grant too early."""
+    """Seconds by which the store may read its clock too coarsely, so that a ticket dies too early."""
 
     patience: float = 60.0
     """Seconds after which a promise that waits for something is broken: far more than a busy machine needs."""
 
-    sign_of_life: float = 3.0
-    """Seconds after which a waiter that gives no sign of life has lost its place in the line, where there is one."""
+    bell_lag: float = 0.0
+    """Seconds after a draw from which its bell is surely heard."""
 
-    queues: bool = False
-    """Waiters of all clients stand in one line, and are woken: the backend is a `SupportsLine`."""
+    histories: int = 30
+    """Random histories that are compared with the rules."""
 
-    hands_over: bool = False
-    """A release hands the lock to the head of the line, with its token: its `PlaceInLine.hands_over`."""
+    lines: bool = True
+    """Tickets wait in lines, and bells ring: `Backend.rings`."""
 
-    shares: bool = False
-    """Several owners may hold one name, as permits or as readers: the backend is a `SupportsShares`."""
+    shares: bool = True
+    """Several owners may hold one name, as permits or as readers: `Backend.modes`."""
 
-    lists: bool = False
-    """Holders and waiters can be listed: the backend is a `SupportsListing`."""
+    passes_on: bool = False
+    """A ticket changes hands in one step: the backend is a `PassesOn`."""
 
-    revokes: bool = False
-    """A grant can be taken away by its token: the backend is a `SupportsRevoking`."""
+    redraws: bool = True
+    """An owner may draw again while a ticket stays that it has given back for later. No client does."""
 
-    transfers: bool = False
-    """A grant passes from one owner to another in one step: the backend is a `SupportsTransfer`."""
-
-    notices: bool = False
-    """Holders get a notice when a grant is taken away: a `SupportsLossNotice`. Needs `revoke`."""
+    ends: bool = True
+    """An operator can end a ticket: `Backend.end`."""
 
     processes: bool = True
     """Several processes share the store. Needs the fixture ``url``."""
@@ -188,13 +118,10 @@ class BackendUnderTest:
     """The store may be out of reach. Needs `break_store`."""
 
     survives_restart: bool = True
-    """Grants outlive a restart of the store. Tokens always do, see `restart`."""
+    """Tickets outlive a restart of the store. Tokens always do, see `restart`."""
 
     keeps_alone: bool = True
-    """A ttl that a renewal has made longer is kept by the store alone, although the client has gone."""
-
-    shows_taken_over: bool = True
-    """A refused renewal shows whether another holder has the lock."""
+    """The store alone keeps a ticket that is given back later, although the client has gone."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -221,10 +148,6 @@ class BackendUnderTest:
         """Put the store out of reach of *backend* for the duration of a context."""
         pytest.fail(f"declare breakable = False, or provide break_store() for {type(backend).__name__}")
 
-    async def revoke(self, backend: Backend, name: str) -> None:
-        """Take the lock *name* away from its holder, as an operator would."""
-        pytest.fail(f"provide revoke() for {type(backend).__name__}, to take {name!r} away")
-
     # What a subclass may replace.
 
     def now(self) -> float:
@@ -250,77 +173,62 @@ class BackendUnderTest:
         return Claim(name, ttl, label=label)
 
     async def granted(self, backend: Backend, claim: Claim) -> int:
-        """Acquire *claim*, which must succeed; return the token."""
-        outcome = await backend.acquire(claim)
-        assert isinstance(outcome, Grant), f"expected a grant of {claim.name!r}, got {outcome}"
-        token: object = outcome.token
+        """Draw for *claim*, which must hold at once; return the token."""
+        place = await backend.draw(claim, only_if_it_holds=True)
+        assert isinstance(place, Place), f"{claim.name!r} is held: {place}"
+        token: object = place.token
         assert isinstance(token, int)
         assert not isinstance(token, bool)
         assert 0 <= token < TOKEN_LIMIT
         return token
 
     async def refused(self, backend: Backend, claim: Claim) -> Busy:
-        """Try to acquire *claim*, which must be refused."""
-        outcome = await backend.acquire(claim)
+        """Try to draw for *claim*, which must be refused."""
+        outcome = await backend.draw(claim, only_if_it_holds=True)
         assert isinstance(outcome, Busy), f"expected a refusal of {claim.name!r}, got {outcome}"
         return outcome
 
-    async def renewed(self, backend: Backend, claim: Claim) -> Renewal | Revoked:
-        """Renew one claim; return its outcome."""
-        (outcome,) = await backend.renew([claim])
-        return outcome
+    async def kept(self, backend: Backend, claim: Claim) -> Place | Gone | None:
+        """Keep one ticket; return its answer."""
+        (answer,) = await backend.keep([(claim, 0)])
+        return answer
 
-    @property
-    def taken_over(self) -> Renewal:
-        """The outcome of a renewal when another holder has the lock."""
-        return Renewal.TAKEN_OVER if self.shows_taken_over else Renewal.REFUSED
+    async def seen(self, backend: Backend, name: str = NAME) -> Sequence[Seen]:
+        """Return the tickets of *name*."""
+        (seen,) = await backend.tickets([name])
+        return seen
 
     def assert_rising(self, tokens: list[int]) -> None:
         """Every token is higher than the one before."""
         assert tokens == sorted(set(tokens)), "tokens did not rise"
 
     async def expire(self, ttl: float) -> None:
-        """Let so much time pass that a grant of *ttl* seconds has ended."""
+        """Let so much time pass that a ticket of *ttl* seconds has died."""
         await self.pass_time(self.ended_after(ttl))
 
     def ended_after(self, ttl: float) -> float:
-        """Seconds after the answer of a grant of *ttl* seconds by which it must have ended."""
+        """Seconds after the answer to a sign of life by which a ticket of *ttl* seconds must have died."""
         return ttl * (1 + DRIFT) + self.expiry_lag
 
     def lasted_until(self, sent_at: float, ttl: float) -> float:
-        """The moment before which a grant of *ttl* seconds, asked for at *sent_at*, must not end."""
+        """The moment before which a ticket of *ttl* seconds, whose owner asked at *sent_at*, must not die."""
         return sent_at + ttl * (1 - DRIFT) - self.resolution
 
-    async def _served(self, backend: Backend, claim: Claim, turn: StandingClaim) -> int:
-        """Wait for the turn of *claim* by wake-ups alone, without a timer that would hide a lost one."""
-        async with self.soon():
-            while not isinstance(outcome := await backend.acquire(claim), Grant):
-                await turn.wait()
-        return outcome.token
-
     async def freed(self, backend: Backend, claim: Claim, *, by: float) -> float:
-        """Try to acquire *claim* until it is granted; return when. A try after the moment *by* must succeed."""
+        """Try to draw for *claim* until it holds; return when. A try after the moment *by* must succeed."""
         while True:
             tried_at = self.now()
-            if isinstance(outcome := await backend.acquire(claim), Grant):
+            if isinstance(outcome := await backend.draw(claim, only_if_it_holds=True), Place):
                 return self.now()
             assert tried_at <= by, f"{claim.name!r} was still refused {tried_at - by:.3g} s too late: {outcome}"
             await self.pass_time(min(self.ttl, 1.0) / 20)
 
     async def freed_soon(self, backend: Backend, claim: Claim) -> int:
-        """Try to acquire *claim* until it is granted, at most for `patience`; return the token."""
+        """Try to draw for *claim* until it holds, at most for `patience`; return the token."""
         async with self.soon():
             while True:
-                if isinstance(outcome := await backend.acquire(claim), Grant):
-                    return outcome.token
-                await asyncio.sleep(0.01)
-
-    async def taken(self, backend: Backend, name: str = NAME) -> Holder:
-        """Wait until *name* is held, at most for `patience`."""
-        async with self.soon():
-            while True:
-                if (holder := await backend.inspect(name)) is not None:
-                    return holder
+                if isinstance(outcome := await backend.draw(claim, only_if_it_holds=True), Place):
+                    return outcome.token or 0
                 await asyncio.sleep(0.01)
 
     @asynccontextmanager

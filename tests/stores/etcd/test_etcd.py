@@ -10,7 +10,6 @@ from etcd_server import EtcdCluster
 from own_server import OwnServer
 from patience import wait_until
 
-from fencing_sdk.abc import Backend
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.testing import BackendSuite
 
@@ -25,11 +24,9 @@ def own_etcd(etcd_binary: str) -> Iterator[EtcdCluster]:
 
 
 class TestEtcdBackend(OwnServer, BackendSuite):
-    queues = True
-    shares = True
-    notices = True
-    lists = revokes = True
+    redraws = False
     ttl = 0.5
+    bell_lag = 0.2
     expiry_lag = 4.0
     """A lease of whole seconds is half a second longer, etcd looks twice a second, and the machine may stand still."""
 
@@ -43,11 +40,6 @@ class TestEtcdBackend(OwnServer, BackendSuite):
     def url(self, server: EtcdCluster) -> str:
         return f"{server.url}?connect_timeout=20"  # a machine may stand still
 
-    async def revoke(self, backend: Backend, name: str) -> None:
-        """Delete the keys of the lock, as an operator does."""
-        assert isinstance(backend, EtcdBackend)
-        await asyncio.to_thread(self.own_server.delete, backend._keys.line(name)[0].decode())
-
     async def expire(self, ttl: float) -> None:
         """Let the ttl pass, and etcd end the leases of that length: it looks for them twice a second."""
         await self.pass_time(ttl)
@@ -59,6 +51,6 @@ class TestEtcdBackend(OwnServer, BackendSuite):
         short = {lease for lease, heard in lengths.items() if int(heard.get("grantedTTL", 0)) < ttl + 2}
         return [key for key, kv in self.own_server.keys().items() if kv.get("lease") in short]
 
-    async def purge(self, backend: Backend) -> None:
+    async def purge(self, backend: EtcdBackend) -> None:
         """Let etcd forget its history."""
         await asyncio.to_thread(self.own_server.compact)

@@ -18,6 +18,7 @@ from etcd_stage import (
     granted,
     held_for,
     in_order,
+    kept,
     six_in_line,
 )
 from event_log import ENDED_BY_TIME
@@ -26,11 +27,10 @@ from stays import Stay, answered, eventually, opened, staying
 from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import StaleTokenError
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import Claim
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 from fencing_sdk.events import Renewed
 from fencing_sdk.guards.etcd import EtcdGuard, put
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -116,29 +116,25 @@ async def _watched(cluster: EtcdCluster) -> float:
 
 
 async def test_a_watch_at_a_member_that_lost_its_leader_ends(etcd_cluster: EtcdCluster):
-    """It would hear of nothing; so it is told to end, and the waiter asks others."""
+    """It would hear of nothing; so it ends, and the client watches at another member."""
     async with backend_on(etcd_cluster.url) as backend, backend_on(etcd_cluster.url) as other:
-        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+        holder, waiter, rung = Claim("a", 60.0), Claim("a", 60.0), []
         await granted(other, holder)
-        place = in_line(backend, waiter)
-        async with place as turn:
-            first = backend._gateway._endpoints.in_turn()[0].origin
-            others = [member for member in etcd_cluster.members if member.origin != first]
-            await eventually(lambda: _watched(etcd_cluster), what="the watch is opened")
+        backend.listen(waiter, rung.append)
+        await backend.draw(waiter)
+        first = backend._gateway._endpoints.in_turn()[0].origin
+        others = [member for member in etcd_cluster.members if member.origin != first]
+        await eventually(lambda: _watched(etcd_cluster), what="the watch is opened")
+        for member in others:
+            member.pause()
+        async with asyncio.timeout(90):
+            while backend._gateway._endpoints.in_turn()[0].origin == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
             for member in others:
-                member.pause()
-            async with asyncio.timeout(90):
-                while backend._gateway._endpoints.in_turn()[0].origin == first:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                for member in others:
-                    member.resume()
-                while True:
-                    try:
-                        await other.release(holder)
-                        break
-                    except Exception:
-                        await asyncio.sleep(0.1)
-                await turn.wait()
+                member.resume()
+            await answered(lambda: other.give_back(holder))
+            while not rung:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 # A cluster of three etcd members whose network falls apart, while all of them run and take requests.
@@ -225,7 +221,7 @@ async def test_what_a_stale_holder_writes_at_the_cut_off_member_never_counts(
         await old.execute("a", token, put("data/a", "old"))
         with network_of(partitioned_etcd).isolated(alone.address):
             writing = asyncio.ensure_future(old.execute("a", token, put("data/a", "late")))
-            await answered(lambda: backend.release(claim))
+            await answered(lambda: backend.give_back(claim))
             following = Claim("a", 30.0)
             higher = await answered(lambda: granted(backend, following))
             await answered(lambda: fresh.execute("a", higher, put("data/a", "new")))
@@ -291,17 +287,17 @@ async def test_tokens_that_a_restart_forgot_and_roles_that_changed_cost_nothing(
         await asyncio.gather(*(granted(backend, claim) for claim in claims))
         await asyncio.to_thread(secured.kill)
         await asyncio.to_thread(secured.start)
-        assert set(await backend.renew(claims)) == {Renewal.RENEWED}
+        assert all(await kept(backend, *claims))
         secured.login_as_root()
         await secured.command("auth/role/add", {"name": "another"})
-        assert set(await backend.renew(claims)) == {Renewal.RENEWED}
+        assert all(await kept(backend, *claims))
 
 
 async def test_many_calls_at_once_log_in_once(secured: EtcdCluster):
     """A login costs etcd a password hash, which is made to be slow."""
     before = secured.calls("Authenticate")
     async with backend_on(login(secured)) as backend:
-        await asyncio.gather(*(backend.inspect(f"a/{number}") for number in range(20)))
+        await asyncio.gather(*(backend.tickets([f"a/{number}"]) for number in range(20)))
     assert secured.calls("Authenticate") == before + 1
 
 
@@ -335,7 +331,7 @@ async def test_certificates_of_both_sides_are_checked(start_etcd: StartEtcd, etc
     async with backend_on(f"etcd+https://localhost:{port}", **mine) as backend:
         claim = Claim("a", 10.0)
         await granted(backend, claim)
-        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        assert await kept(backend, claim) == [True]
     async with EtcdGuard(f"etcd+https://localhost:{port}", **mine) as guard:
         await guard.raise_to("a", 1)
     heard = f"localhost:{port}: the server's certificate is not trusted; name its authority with ca="
@@ -375,10 +371,10 @@ async def test_an_etcd_whose_space_is_used_up_keeps_and_frees_what_is_held_and_g
             for number in range(100):
                 await cluster.command("kv/put", {"key": b64(f"x{number}"), "value": b64("x" * 100_000)})
         with pytest.raises(BackendUnavailableError, match="NOSPACE"):
-            await backend.acquire(wanted)
-        assert list(await backend.renew([held])) == [Renewal.RENEWED]
-        await backend.release(held)
-        assert await backend.inspect("held") is None
+            await backend.draw(wanted)
+        assert await kept(backend, held) == [True]
+        await backend.give_back(held)
+        assert await backend.tickets(["held"]) == [[]]
         for number in range(100):
             await cluster.command("kv/deleterange", {"key": b64(f"x{number}")})
         await asyncio.to_thread(cluster.compact)

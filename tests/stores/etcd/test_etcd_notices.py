@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -17,12 +17,12 @@ from patience import until
 from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk.abc import Claim, LossNotice, Renewal
-from fencing_sdk.backends.etcd import EtcdBackend, from_url, watches
-from fencing_sdk.backends.etcd.keys import LineKey
-from fencing_sdk.backends.etcd.leases import HeldKey, SharedLease
-from fencing_sdk.backends.etcd.watches import EtcdWaiter
-from fencing_sdk.errors import BackendError
+from fencing_sdk._etcd import read_watch_answer
+from fencing_sdk._http.requests import UnreadableAnswerError
+from fencing_sdk.abc import READER, WRITER, Claim, News, Place
+from fencing_sdk.backends import etcd as backend_module
+from fencing_sdk.backends.etcd import watches
+from fencing_sdk.backends.etcd.keys import TicketKey
 
 pytest_plugins = ["etcd_fixtures"]
 
@@ -54,7 +54,7 @@ async def watched(cluster: EtcdCluster, count: int) -> None:
 
 async def noticed(stay: Stay) -> None:
     await stay.over()
-    assert stay.lost is LossReason.REVOKED
+    assert stay.lost in {LossReason.REFUSED, LossReason.TAKEN_OVER}
 
 
 async def test_a_key_that_is_deleted_ends_its_lock_and_no_other(etcd_server: EtcdCluster):
@@ -68,7 +68,7 @@ async def test_a_key_that_is_deleted_ends_its_lock_and_no_other(etcd_server: Etc
 
 async def test_a_lease_that_is_revoked_ends_all_of_its_locks(etcd_server: EtcdCluster):
     async with opened(etcd_server.url) as (locks, _), holding(locks, "a", "b", "c") as stays:
-        (lease,) = await asyncio.to_thread(etcd_server.leases)
+        (lease,) = {kv["lease"] for kv in (await asyncio.to_thread(etcd_server.keys)).values()}
         await etcd_server.command("lease/revoke", {"ID": lease})
         for stay in stays:
             await noticed(stay)
@@ -81,32 +81,16 @@ async def test_a_loss_before_the_watch_began_is_not_missed(etcd_server: EtcdClus
         await noticed(stay)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_a_client_hears_of_a_grant_with_which_it_goes_on(elsewhere: bool, etcd_server: EtcdCluster):
-    """After it was closed, or instead of another client."""
-    async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as other:
-        claim, heard = Claim("a", TTL), list[str]()
-        for each in (backend, other):
-            each.on_loss(lambda claim, *_: heard.append(claim.owner))
-        await granted(backend, claim)
-        await backend.aclose()
-        assert list(await (other if elsewhere else backend).renew([claim])) == [Renewal.RENEWED]
-        await watched(etcd_server, 1)
-        await asyncio.to_thread(etcd_server.delete, "fencing/a/")
-        await until(lambda: heard, what="the client is told")
-        assert heard == [claim.owner]
-
-
 async def test_locks_that_are_held_for_a_moment_cost_no_watch(
     etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watches, "_MOMENT", 1.0)  # so long a moment that a machine may stand still in it
+    monkeypatch.setattr(backend_module, "_MOMENT", 1.0)  # so long a moment that a machine may stand still in it
     before = await asyncio.to_thread(etcd_server.calls, "Watch")
     async with opened(etcd_server.url) as (locks, _):
         for number in range(50):
             async with locks.lock(f"a/{number}"):
                 pass
-        await asyncio.sleep(1.5 * watches._MOMENT)
+        await asyncio.sleep(1.5 * backend_module._MOMENT)
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before
 
 
@@ -127,44 +111,6 @@ async def test_watches_come_and_go_with_their_locks_on_one_stream(etcd_server: E
                 await stay.end()
         await watched(etcd_server, 0)
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before + 1
-
-
-async def test_a_claim_that_is_released_and_taken_again_is_watched_once(etcd_server: EtcdCluster):
-    """Both between two words to etcd: the watch of the first grant ends, that of the second does not."""
-    noticed: list[Claim] = []
-    async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, *_: noticed.append(claim))
-        again, other, third = Claim("a", TTL), Claim("b", TTL), Claim("c", TTL)
-        await granted(backend, again)
-        await watched(etcd_server, 1)
-        await backend.release(again)
-        await granted(backend, again)
-        await granted(backend, other)
-        await watched(etcd_server, 2)
-        assert noticed == []
-        await granted(backend, again)  # as after an answer that was lost
-        await granted(backend, third)
-        await watched(etcd_server, 3)
-        await asyncio.to_thread(etcd_server.delete, "fencing/")
-        await until(lambda: len(noticed) == 3)
-        for claim in (again, other, third):
-            await backend.release(claim)
-        await watched(etcd_server, 0)
-
-
-async def test_a_deletion_before_the_grant_is_none_of_it(etcd_server: EtcdCluster):
-    """The same claim was granted before, and what happened to that grant is heard late."""
-    noticed: list[Claim] = []
-    async with backend_on(etcd_server.url) as backend:
-        backend.on_loss(lambda claim, *_: noticed.append(claim))
-        claim = Claim("a", TTL)
-        token = await granted(backend, claim)
-        key = backend._keys.own(claim)
-        for revision in (token - 1, token + 1):
-            kv = {"key": b64encode(key).decode(), "mod_revision": str(revision)}
-            backend._losses._on_answer({"events": [{"type": "DELETE", "kv": kv}]})
-        await until(lambda: noticed)
-        assert noticed == [claim]
 
 
 async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back(
@@ -230,120 +176,106 @@ async def test_compaction_of_what_was_already_proven_harms_no_stream(etcd_server
         await noticed(stay)
 
 
-# What a watch of etcd tells, to holders and to waiters: an answer that is not understood is not a deletion.
+# Waiters, and what becomes of their watches
 
 
-Answer = dict[str, Any]
-CLAIM = Claim("a", 60.0)
-KEY = b"fencing/a/0123"
+async def test_a_release_wakes_the_next_alone_and_after_compaction(etcd_server: EtcdCluster):
+    """A watch from a revision that etcd has forgotten ends, and its ticket looks."""
+    async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as rival:
+        holder, claims = Claim("a", TTL), [Claim("a", TTL) for _ in range(3)]
+        await granted(rival, holder)
+        bells: list[list[News]] = [[] for _ in claims]
+        for claim, bell in zip(claims, bells, strict=True):
+            backend.listen(claim, bell.append)
+            await backend.draw(claim)
+        await watched(etcd_server, 3)
+        for own in backend._own.values():
+            own.seen = 1
+            backend._unwatch(own)
+        await asyncio.to_thread(etcd_server.compact)
+        await backend.keep([(claim, 0) for claim in claims])
+        await watched(etcd_server, 3)
+        await rival.give_back(holder)
+        await until(lambda: bells[0], what="the next one is rung")
+        place = bells[0][-1]
+        assert isinstance(place, Place)
+        assert place.token == place.number
+        await asyncio.sleep(0.2)
+        assert bells[1:] == [[], []]
+
+
+async def test_readers_that_are_let_in_together_look_no_more(etcd_server: EtcdCluster):
+    """The one that gives back writes the token of all, and each is rung with it."""
+    async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as rival:
+        writer, readers = Claim("a", TTL, mode=WRITER), [Claim("a", TTL, mode=READER) for _ in range(30)]
+        await granted(rival, writer)
+        rung: list[News] = []
+        for reader in readers:
+            backend.listen(reader, rung.append)
+            await backend.draw(reader)
+        await watched(etcd_server, 60)
+        before = await asyncio.to_thread(etcd_server.calls, "Txn")
+        await rival.give_back(writer)
+        await until(lambda: len(rung) >= 30, what="all are rung")
+        assert len({news.token for news in rung if isinstance(news, Place)}) == 1
+        assert await asyncio.to_thread(etcd_server.calls, "Txn") - before < 10
+
+
+async def test_a_silent_stream_costs_a_waiter_no_turn(etcd_server: EtcdCluster, etcd_proxy: FaultProxy):
+    """Its next keep finds that the ticket ahead has gone."""
+    async with backend_on(f"etcd://127.0.0.1:{etcd_proxy.port}") as backend, backend_on(etcd_server.url) as rival:
+        holder, waiter = Claim("a", TTL), Claim("a", TTL)
+        await granted(rival, holder)
+        assert (await backend.draw(waiter)).token is None  # no bell, so no watch
+        assert (await backend.keep([(waiter, 0)]))[0].token is None
+        await rival.give_back(holder)
+        assert (await backend.keep([(waiter, 0)]))[0].token is not None
+
+
+# What the answer of a watch says
+
+
+KEY = b"fencing/a/" + 32 * b"0"
 TEXT = b64encode(KEY).decode()
 GONE = {"type": "DELETE", "kv": {"key": TEXT, "mod_revision": "9"}}
-SPOILT: list[Answer] = [
-    {"events": 5},
-    {"events": [{"type": "DELETED", "kv": GONE["kv"]}]},
-    {"events": [{"type": "DELETE", "kv": {"key": TEXT}}]},
-    {"events": [GONE, 5]},
-    {"canceled": True, "watch_id": "x"},
-]
-HARMLESS: list[Answer] = [
-    {"created": True, "header": {"revision": "9"}},
-    {"events": []},
-    {"events": [{"type": "PUT", "kv": {"key": TEXT, "mod_revision": "9"}}]},
-    {"events": [{"type": "DELETE", "kv": {"key": b64encode(b"other").decode(), "mod_revision": "9"}}]},
-    {"canceled": False, "watch_id": "-1"},
-]
+PUT = {"kv": {"key": TEXT, "mod_revision": "9", "create_revision": "5", "value": "eyJsYWJlbCI6bnVsbH0="}}
 
 
-@pytest.mark.parametrize("answer", SPOILT, ids=str)
-async def test_a_holder_keeps_its_lease_and_hears_of_its_end_on_the_next_stream(answer: Answer, quick: None):
-    streams = Streams([answer], [{"events": [GONE]}])
-    lost = await held_until_lost(streams, lambda: streams.opened == 2)
-    assert lost == [CLAIM]
-    assert streams.lost_at_opening == [0, 0]
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"events": 5},
+        {"events": [{"type": "DELETED", "kv": GONE["kv"]}]},
+        {"events": [{"type": "DELETE", "kv": {"key": TEXT}}]},
+        {"events": [GONE, 5]},
+        {"events": [{"kv": {"key": TEXT, "mod_revision": "9"}}]},
+        {"canceled": True, "watch_id": "x"},
+        {"canceled": 1},
+    ],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_read_is_no_deletion(answer: dict[str, Any]):
+    with pytest.raises(UnreadableAnswerError):
+        read_watch_answer(answer, TicketKey)
 
 
-@pytest.mark.parametrize("answer", SPOILT, ids=str)
-async def test_a_waiter_looks_again_and_is_woken_by_the_next_stream(answer: Answer, quick: None):
-    streams = Streams([answer], [{"events": [GONE]}])
-    assert await waiting(streams, 3) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("answer", HARMLESS, ids=str)
-async def test_what_says_nothing_of_the_own_key_ends_no_stream(answer: Answer, quick: None):
-    streams = Streams([answer, {"events": [GONE]}])
-    assert await held_until_lost(streams, lambda: streams.opened == 1) == [CLAIM]
-    assert streams.said == 2
-    streams = Streams([answer, {"events": [GONE]}])
-    assert await waiting(streams, 2) == [1, 2]
-    assert streams.opened == 1
-    assert streams.said == (1 if answer.get("events") else 2)  # after any change within its watch, a waiter looks again
-
-
-class Streams:
-    """Streams that say this, one after the other, and then nothing."""
-
-    def __init__(self, *answers: list[Answer]) -> None:
-        self._answers = list(answers)
-        self.opened = 0
-        self.said = 0
-        self.lost: list[Claim] = []
-        self.lost_at_opening: list[int] = []
-
-    @asynccontextmanager
-    async def __call__(self, operation: str, *_: object) -> AsyncIterator[AsyncIterator[Answer]]:
-        self.opened += 1
-        self.lost_at_opening.append(len(self.lost))
-        try:
-            yield self._say(self._answers.pop(0) if self._answers else [])
-        except ValueError as error:  # as the gateway has it
-            raise BackendError("EtcdBackend", operation, f"{error}") from error
-
-    async def _say(self, answers: list[Answer]) -> AsyncIterator[Answer]:
-        for answer in answers:
-            self.said += 1
-            yield answer
-        await asyncio.Event().wait()
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_MOMENT", 0.0)
-    monkeypatch.setattr(watches, "_SILENCE", 3600.0)  # a stream ends because of what it said
-    monkeypatch.setattr(watches, "_FIRST_PAUSE", 0.001)
-
-
-def backend_with(streams: Streams) -> EtcdBackend:
-    backend = from_url("etcd://one")
-    backend._gateway.stream = streams  # type: ignore[method-assign, assignment]
-    return backend
-
-
-async def held_until_lost(streams: Streams, opened: Callable[[], bool]) -> list[Claim]:
-    """Hold a lock until it is lost; who was told."""
-    backend = backend_with(streams)
-    notice: LossNotice = lambda claim, *_: streams.lost.append(claim)  # noqa: E731
-    backend.on_loss(notice)
-    lease = backend._leases._leases[61] = SharedLease(1, 61, 0.0)
-    backend._leases.remember(lease, HeldKey(KEY, 60.0, 7, 7, backend._leases.now(), 7))
-    backend._losses.granted(KEY, CLAIM)
-    await until(lambda: streams.lost, what="the holder is told")
-    assert opened()
-    await backend.aclose()
-    return streams.lost
-
-
-async def waiting(streams: Streams, looks: int) -> list[int]:
-    """Wait behind a key; how often it was looked who is before, until so many looks."""
-    backend, looked = backend_with(streams), []
-
-    async def ahead(*_: object) -> tuple[list[LineKey], int]:
-        looked.append(len(looked) + 1)
-        return [LineKey(KEY, b"", 5, 5, 1)] if len(looked) < looks else [], 8
-
-    backend._line.ahead = ahead  # type: ignore[method-assign]
-    waiter: EtcdWaiter = backend._waiters.add(CLAIM, 7)
-    async with asyncio.timeout(20):
-        await waiter.wait()
-    await backend._waiters.remove(waiter)
-    await backend.aclose()
-    return looked
+@pytest.mark.parametrize(
+    ("answer", "changes"),
+    [
+        ({"watch_id": "1", "events": [GONE]}, [[]]),
+        ({"watch_id": "1", "events": [PUT, GONE]}, [[]]),
+        ({"watch_id": "1", "events": [PUT]}, [[5]]),
+        ({"watch_id": "1", "canceled": True}, [[]]),
+        ({"watch_id": "1", "events": [{"type": "DELETE", "kv": {"key": TEXT, "mod_revision": "7"}}]}, []),
+        ({"watch_id": "2", "events": [GONE]}, []),
+        ({"created": True, "watch_id": "1", "header": {"revision": "9"}}, []),
+        ({"watch_id": "-1"}, []),
+    ],
+    ids=str,
+)
+async def test_a_watch_is_about_what_came_after_the_look(answer: dict[str, Any], changes: list[list[int]]):
+    async with backend_on("etcd://one") as backend:
+        heard: list[list[int]] = []
+        backend._watches.add(KEY, 7, lambda puts: heard.append([put.created for put in puts]), puts=True)
+        backend._watches._take(answer)
+        assert heard == changes

@@ -18,10 +18,10 @@ from inside import LAST_CALL
 from kahuna_server import UPSTREAMS, KahunaServer
 
 from fencing_sdk import Lease, LockClient
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Gone, Place
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna import cluster as _cluster
-from fencing_sdk.backends.kahuna.waiters import KnownGrants
+from fencing_sdk.backends.kahuna.known import KnownTickets
 from fencing_sdk.errors import BackendUnavailableError
 
 pytest_plugins = ["kahuna_fixtures"]
@@ -64,9 +64,19 @@ def ask_first(backend: KahunaBackend, server: KahunaServer, node: int) -> None:
 
 async def all_granted(backend: KahunaBackend, ttl: float, names: list[str] = NAMES) -> list[Claim]:
     claims = [Claim(name, ttl) for name in names]
-    for outcome in await asyncio.gather(*(backend.acquire(claim) for claim in claims)):
-        assert isinstance(outcome, Grant)
+    for place in await asyncio.gather(*(backend.draw(claim, only_if_it_holds=True) for claim in claims)):
+        assert isinstance(place, Place)
     return claims
+
+
+async def kept(backend: KahunaBackend, *claims: Claim) -> set[type]:
+    """Keep these tickets, and return the kinds of the answers."""
+    return {type(answer) for answer in await backend.keep([(claim, 0) for claim in claims])}
+
+
+async def held(backend: KahunaBackend, name: str) -> bool:
+    ((*seen,),) = await backend.tickets([name])
+    return bool(seen)
 
 
 def asked(server: KahunaServer, call: str) -> list[int]:
@@ -88,7 +98,7 @@ async def test_a_healthy_cluster_is_asked_once_for_each_renewal(cluster: KahunaS
     async with backend_on(cluster) as backend:
         claims = await all_granted(backend, 600.0)
         for _ in range(10):
-            assert set(await backend.renew(claims)) == {Renewal.RENEWED}
+            assert await kept(backend, *claims) == {Place}
     assert len(cluster.seen("try-extend")) <= 1.02 * 200
 
 
@@ -99,7 +109,7 @@ async def test_a_node_that_says_must_retry_for_ever_is_followed_at_once_and_not_
     async with backend_on(cluster, first=0) as backend:
         claims = await all_granted(backend, 600.0)
         cold = asked(cluster, "try-lock")
-        assert set(await backend.renew(claims)) == {Renewal.RENEWED}
+        assert await kept(backend, *claims) == {Place}
         warm = cluster.seen("try-extend")
         assert cold.count(0) == len(NAMES), "each lock is asked there once"
         assert len(warm) == len(NAMES)
@@ -114,7 +124,7 @@ async def test_a_hint_of_a_newer_server_is_followed(cluster: KahunaServer):
         claims = await all_granted(backend, 600.0)
         assert asked(cluster, "try-lock").count(0) == len(NAMES), "each lock is asked there first"
         for _ in range(3):
-            await backend.renew(claims)
+            await kept(backend, *claims)
         assert len(set(asked(cluster, "try-extend"))) == 3, "each lock asks its leader"
     assert len(cluster.seen("try-extend")) == 3 * len(NAMES)
 
@@ -129,7 +139,7 @@ async def test_a_hint_that_misleads_costs_one_request(cluster: KahunaServer, els
         cluster.cluster(routes=routes)
         cluster.fault("body", '{"type":101}', node=0, apply=False)
         for _ in range(5):
-            assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+            assert await kept(backend, claim) == {Place}
     assert asked(cluster, "try-extend").count(0) == (0 if elsewhere else 1)
     assert len(cluster.seen("try-extend")) == (5 if elsewhere else 6)
 
@@ -137,26 +147,26 @@ async def test_a_hint_that_misleads_costs_one_request(cluster: KahunaServer, els
 # What a node in trouble costs
 
 
-@pytest.mark.parametrize("call", ["renew", "release", "inspect"])
+@pytest.mark.parametrize("call", ["keep", "give_back", "tickets"])
 async def test_a_node_that_hangs_costs_a_quarter_of_a_second_and_not_the_call(cluster: KahunaServer, call: str):
     async with backend_on(cluster, first=0) as backend:
         claim = Claim("a", 60.0)
-        assert isinstance(await backend.acquire(claim), Grant)
+        assert isinstance(await backend.draw(claim), Place)
         cluster.fault("hang", node=0, apply=False)
         async with asyncio.timeout(5):
-            if call == "renew":
-                assert list(await backend.renew([claim])) == [Renewal.RENEWED]
-            elif call == "release":
-                await backend.release(claim)
+            if call == "keep":
+                assert await kept(backend, claim) == {Place}
+            elif call == "give_back":
+                await backend.give_back(claim)
             else:
-                assert await backend.inspect("a") is not None
+                assert await held(backend, "a")
 
 
 async def test_an_acquisition_is_at_one_node_at_a_time(cluster: KahunaServer):
     """A late grant must be known to the engine."""
     async with backend_on(cluster, first=0) as backend:
         cluster.fault("hang", node=0, apply=False)
-        acquiring = asyncio.create_task(backend.acquire(Claim("a", 60.0)))
+        acquiring = asyncio.create_task(backend.draw(Claim("a", 60.0)))
         while not asked(cluster, "try-lock"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.wait((acquiring,), timeout=0.8)
@@ -177,27 +187,27 @@ async def test_a_no_of_a_node_that_is_cut_off_ends_no_lease_and_no_release(
         cluster.cut(0)
         for _ in range(13):  # beyond what the node knows
             await asyncio.sleep(0.35)
-            assert Renewal.REFUSED not in await backend.renew(claims)
+            assert Gone not in await kept(backend, *claims)
         before = len(cluster.seen("try-extend"))
         for claim in claims:
             backend._endpoints._serving.clear()
             backend._endpoints._failed.clear()
             ask_first(backend, cluster, 0)
-            assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+            assert await kept(backend, claim) == {Place}
         assert 0 in asked(cluster, "try-extend")[before:]
         for claim in claims:
             ask_first(backend, cluster, 0)
-            await backend.release(claim)
+            await backend.give_back(claim)
         cluster.join(0)
-        assert [await backend.inspect(name) for name in NAMES] == [None] * len(NAMES)
+        assert not any(await backend.tickets(NAMES))
 
 
 async def test_a_release_that_one_node_refuses_is_made_at_another(cluster: KahunaServer):
     async with backend_on(cluster, first=0) as backend:
         (claim,) = await all_granted(backend, 60.0, ["a"])
         cluster.fault("body", '{"type":102}', node=0, call="try-unlock", apply=False)
-        await backend.release(claim)
-        assert await backend.inspect("a") is None
+        await backend.give_back(claim)
+        assert not await held(backend, "a")
 
 
 @pytest.mark.parametrize("act", ["hang", "drop"])
@@ -206,8 +216,8 @@ async def test_a_release_that_was_sent_to_two_nodes_shows_no_loss(cluster: Kahun
     async with backend_on(cluster, first=0) as backend:
         (claim,) = await all_granted(backend, 60.0, ["a"])
         cluster.fault(act, call="try-unlock", times=1)
-        assert await backend.release(claim) is None
-        assert await backend.inspect("a") is None
+        assert await backend.give_back(claim) is None
+        assert not await held(backend, "a")
         assert len(asked(cluster, "try-unlock")) > 1
 
 
@@ -217,8 +227,8 @@ async def test_a_no_that_another_node_may_have_overruled_is_no_refusal_of_a_rele
         (claim,) = await all_granted(backend, 60.0, ["a"])
         cluster.fault("body", '{"type":102}', node=0, call="try-unlock", apply=False)
         cluster.fault("drop", call="try-unlock", times=1)
-        assert await backend.release(claim) is None
-        assert await backend.inspect("a") is None
+        assert await backend.give_back(claim) is None
+        assert not await held(backend, "a")
 
 
 async def test_a_release_beside_a_grant_that_is_being_made_is_told_that_there_is_none(cluster: KahunaServer):
@@ -255,7 +265,7 @@ async def test_a_refusal_that_all_nodes_repeat_is_believed_at_once(
         (claim,) = await all_granted(backend, 60.0, ["a"])
         cluster.fault("body", '{"servedFrom":"","type":102,"fencingToken":0}', call="try-extend", apply=False)
         async with asyncio.timeout(9):
-            assert list(await backend.renew([claim])) == [Renewal.REFUSED]
+            assert await kept(backend, claim) == {Gone}
     assert sorted(asked(cluster, "try-extend")) == [0, 1, 2]
 
 
@@ -266,16 +276,16 @@ async def test_a_refusal_of_a_lease_that_is_over_is_asked_of_one_node(
     async with backend_on(cluster) as backend:
         (claim,) = await all_granted(backend, 0.1, ["a"])
         await asyncio.sleep(0.15)
-        assert list(await backend.renew([claim])) == [Renewal.REFUSED]
+        assert await kept(backend, claim) == {Gone}
     assert len(cluster.seen("try-extend")) == 1
 
 
-def test_the_memory_of_grants_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(KnownGrants, "LIMIT", 2)
-    grants, claims = KnownGrants(), [Claim(name, 60.0) for name in "abc"]
-    for claim in (claims[0], claims[1], claims[0], claims[2]):
-        grants.keep(claim, grants.now())
-    assert [grants.lives(claim) for claim in claims] == [True, False, True]
+def test_the_memory_of_tickets_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(KnownTickets, "LIMIT", 2)
+    known = KnownTickets()
+    for owner in "abac":
+        known.holds(owner, known.now(), 60.0)
+    assert [known.lives(owner) for owner in "abc"] == [True, False, True]
 
 
 async def test_a_first_grant_that_was_called_an_error_is_found_in_the_same_call(

@@ -22,8 +22,9 @@ from throwaway_certificates import Certificates, make_certificates
 
 from fencing_sdk import LockClient
 from fencing_sdk._http import requests
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
-from fencing_sdk.backends.kahuna import KahunaBackend, from_url, waiters
+from fencing_sdk.abc import Busy, Claim, Gone, Place, Seen
+from fencing_sdk.backends import kahuna as kahuna_room
+from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.errors import (
     BackendError,
     BackendRefusedError,
@@ -66,15 +67,25 @@ async def backend_on(
         await backend.aclose()
 
 
-async def granted(backend: KahunaBackend, claim: Claim) -> Grant:
-    outcome = await backend.acquire(claim)
-    assert isinstance(outcome, Grant), outcome
-    return outcome
+async def granted(backend: KahunaBackend, claim: Claim) -> Place:
+    place = await backend.draw(claim)
+    assert isinstance(place, Place), place
+    return place
+
+
+async def holder(backend: KahunaBackend, name: str) -> Seen | None:
+    ((*seen,),) = await backend.tickets([name])
+    return seen[0] if seen else None
+
+
+async def kept(backend: KahunaBackend, *claims: Claim) -> list[type]:
+    """Keep these tickets, and return the kinds of the answers."""
+    return [type(answer) for answer in await backend.keep([(claim, 0) for claim in claims])]
 
 
 async def free(backend: KahunaBackend, name: str) -> None:
     """Wait until *name* has no holder."""
-    while await backend.inspect(name) is not None:  # noqa: ASYNC110  (the store wakes no waiter)
+    while await holder(backend, name) is not None:  # noqa: ASYNC110  (the store wakes no waiter)
         await asyncio.sleep(0.01)
 
 
@@ -91,13 +102,13 @@ async def test_a_grant_whose_answer_says_nothing_is_unknown(
     claim = Claim("a", 60.0)
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(BackendUnavailableError) as raised:
-            await kahuna.acquire(claim)
+            await kahuna.draw(claim)
     assert raised.value.operation == "acquire"
     assert claim.owner not in f"{raised.value!r} {raised.value.__cause__!r}"
     kahuna_server.heal()
     grant = await granted(kahuna, claim)
     assert grant.token == 0
-    await kahuna.release(claim)
+    await kahuna.give_back(claim)
     assert (await granted(kahuna, Claim("a", 60.0))).token == 1
 
 
@@ -107,14 +118,14 @@ async def test_a_release_in_time_that_is_answered_after_the_ttl_shows_no_loss(
     claim = Claim("a", 2.0)
     await granted(kahuna, claim)
     kahuna_server.fault("answer", call="try-unlock", delay=2.1)
-    assert await kahuna.release(claim) is None
+    assert await kahuna.give_back(claim) is None
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 415])
 async def test_what_no_other_try_changes_is_refused(kahuna_server: KahunaServer, kahuna: KahunaBackend, status: int):
     kahuna_server.fault("status", status, apply=False)
     with pytest.raises(BackendRefusedError):
-        await kahuna.acquire(Claim("a", 60.0))
+        await kahuna.draw(Claim("a", 60.0))
     assert len(kahuna_server.seen()) == 1
 
 
@@ -126,12 +137,12 @@ async def test_what_was_answered_with_must_retry_is_not_refused_later(
     kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1)
     kahuna_server.fault(act, value, call="try-lock", apply=False)
     with pytest.raises(BackendUnavailableError):
-        await kahuna.acquire(Claim("a", 60.0))
+        await kahuna.draw(Claim("a", 60.0))
 
 
 async def test_invalid_input_is_refused(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     with pytest.raises(BackendRefusedError, match=r"1\.0\.7"):
-        await kahuna.acquire(Claim("a", 60.0, owner=""))
+        await kahuna.draw(Claim("a", 60.0, owner=""))
 
 
 async def test_a_redirect_is_followed_nowhere(kahuna_server: KahunaServer, kahuna_cluster: KahunaServer):
@@ -139,7 +150,7 @@ async def test_a_redirect_is_followed_nowhere(kahuna_server: KahunaServer, kahun
     kahuna_server.fault("redirect", f"http://{HOST}:{kahuna_cluster.ports[0]}/v1/locks/try-lock", apply=False)
     async with backend_on(kahuna_server) as backend:
         with pytest.raises(BackendRefusedError, match="redirect"):
-            await backend.acquire(Claim("a", 60.0))
+            await backend.draw(Claim("a", 60.0))
     assert not kahuna_cluster.seen()
 
 
@@ -150,7 +161,7 @@ async def test_a_no_of_another_node_is_no_no_after_a_lost_request(kahuna_cluster
         await granted(backend, holder)
         kahuna_cluster.fault("drop", node=0, times=1, late=0.3)
         with pytest.raises(BackendUnavailableError, match="may still be carried out"):
-            await backend.acquire(claim)
+            await backend.draw(claim)
         assert {request["node"] for request in kahuna_cluster.seen("try-lock")} == {0, 1}
 
 
@@ -161,22 +172,10 @@ async def test_a_look_while_a_change_is_replicated_is_answered(kahuna_server: Ka
     """The server says WaitingForReplication to it, for as long as that takes, and then who holds the lock."""
     kahuna_server.replication(0.04)
     claim = Claim("a", 60.0)
-    acquiring = asyncio.create_task(kahuna.acquire(claim))
-    found = [await kahuna.inspect("a") for _ in range(20)]
-    assert isinstance(await acquiring, Grant)
-    assert [holder.id for holder in found if holder][-1:] == [claim.holder]
-
-
-async def test_the_same_owner_gets_the_grant_again_without_a_fresh_ttl(kahuna: KahunaBackend):
-    claim = Claim("a", 60.0)
-    assert await granted(kahuna, claim) == Grant(0, restarted=False)
-    before = await kahuna.inspect("a")
-    await asyncio.sleep(0.05)
-    assert await granted(kahuna, claim) == Grant(0, restarted=False)
-    after = await kahuna.inspect("a")
-    assert before is not None
-    assert after is not None
-    assert after.remaining < before.remaining - 0.03
+    acquiring = asyncio.create_task(kahuna.draw(claim))
+    found = [await holder(kahuna, "a") for _ in range(20)]
+    assert isinstance(await acquiring, Place)
+    assert [seen.holder for seen in found if seen][-1:] == [claim.holder]
 
 
 async def test_a_grant_that_was_found_again_is_restarted(kahuna_server: KahunaServer, kahuna: KahunaBackend):
@@ -185,13 +184,11 @@ async def test_a_grant_that_was_found_again_is_restarted(kahuna_server: KahunaSe
     kahuna_server.fault("drop", call="try-lock", times=1)
     began = clock.now()
     with pytest.raises(BackendUnavailableError):
-        await kahuna.acquire(claim)
+        await kahuna.draw(claim)
     await asyncio.sleep(0.5)
     sent_at = clock.now()
-    outcome = await granted(kahuna, claim)
-    if outcome.token == 0:  # else the machine was so slow that the first grant had expired
-        assert outcome.restarted
-        while isinstance(await kahuna.acquire(Claim("a", 60.0)), Busy):  # noqa: ASYNC110
+    if (await granted(kahuna, claim)).token == 0:  # else the machine was so slow that the first grant had expired
+        while isinstance(await kahuna.draw(Claim("a", 60.0)), Busy):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert clock.now() >= sent_at + 1.0 - 0.02
     else:
@@ -202,14 +199,14 @@ async def test_a_request_carried_out_after_a_refusal_does_not_prolong_the_deadli
     kahuna_server: KahunaServer, kahuna: KahunaBackend
 ):
     """MustRetry, then Busy, then granted behind our back: the next try finds a grant of unknown age."""
-    holder, claim = Claim("a", 60.0), Claim("a", 60.0)
-    await granted(kahuna, holder)
+    first, claim = Claim("a", 60.0), Claim("a", 60.0)
+    await granted(kahuna, first)
     kahuna_server.fault("body", '{"type":101}', call="try-lock", times=1, late=2.0)  # after the release below
-    assert isinstance(await kahuna.acquire(claim), Busy)
-    await kahuna.release(holder)
-    while (found := await kahuna.inspect("a")) is None or found.id != claim.holder:  # noqa: ASYNC110
+    assert isinstance(await kahuna.draw(claim), Busy)
+    await kahuna.give_back(first)
+    while (found := await holder(kahuna, "a")) is None or found.holder != claim.holder:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    assert await granted(kahuna, claim) == Grant(1, restarted=True)
+    assert (await granted(kahuna, claim)).token == 1
     assert len(kahuna_server.seen("try-extend")) == 1
 
 
@@ -218,11 +215,11 @@ async def test_a_grant_that_ended_meanwhile_is_not_taken(kahuna_server: KahunaSe
     claim = Claim("a", 60.0)
     kahuna_server.fault("drop", call="try-lock", times=1)
     with pytest.raises(BackendUnavailableError):
-        await kahuna.acquire(claim)
+        await kahuna.draw(claim)
     kahuna_server.fault("body", '{"type":102}', call="try-extend", apply=False, times=1)
     with pytest.raises(BackendUnavailableError, match="ended meanwhile"):
-        await kahuna.acquire(claim)
-    assert (await granted(kahuna, claim)).restarted
+        await kahuna.draw(claim)
+    assert (await granted(kahuna, claim)).token == 0
 
 
 async def test_a_grant_whose_ttl_cannot_be_restarted_is_not_left_behind(
@@ -232,10 +229,10 @@ async def test_a_grant_whose_ttl_cannot_be_restarted_is_not_left_behind(
     claim = Claim("a", 60.0)
     kahuna_server.fault("drop", call="try-lock", times=1)
     with pytest.raises(BackendUnavailableError):
-        await kahuna.acquire(claim)
+        await kahuna.draw(claim)
     kahuna_server.fault("status", 404, call="try-extend", apply=False)
     with pytest.raises(BackendUnavailableError):
-        await kahuna.acquire(claim)
+        await kahuna.draw(claim)
 
 
 # Leases
@@ -245,22 +242,22 @@ async def test_a_request_that_is_carried_out_late_is_released(
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """Long after the caller has given up, and after the first release found nothing."""
-    release, seen, releases = kahuna.release, asyncio.Event(), 0
+    give_back, seen, releases = kahuna.give_back, asyncio.Event(), 0
 
-    async def release_in_turn(claim: Claim) -> None:
+    async def give_back_in_turn(claim: Claim, *, after: float) -> Gone | None:
         """The first time before the request is carried out, and then not before that was seen."""
         nonlocal releases
         releases += 1
         if releases > 1:
             await seen.wait()
-        await release(claim)
+        return await give_back(claim, after=after)
 
-    monkeypatch.setattr(kahuna, "release", release_in_turn)
+    monkeypatch.setattr(kahuna, "give_back", give_back_in_turn)
     async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
         kahuna_server.fault("drop", call="try-lock", times=1, late=1.5)
         with pytest.raises(BackendUnavailableError):
             await locks.lock("a", ttl=60, wait=0).acquire()
-        while await kahuna.inspect("a") is None:  # noqa: ASYNC110
+        while await holder(kahuna, "a") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         seen.set()
         await free(kahuna, "a")
@@ -270,7 +267,7 @@ async def test_a_short_lease_does_not_lose_a_refusal_to_the_question_that_follow
     kahuna_server: KahunaServer, kahuna: KahunaBackend, monkeypatch: pytest.MonkeyPatch
 ):
     """The engine waits for the answer for less than half a ttl. A longer one stands here for a short one."""
-    monkeypatch.setattr(waiters, "_LOOK_LIMIT", 60.0)
+    monkeypatch.setattr(kahuna_room, "_LOOK_LIMIT", 60.0)
     monkeypatch.setattr(LAST_CALL, 60.0)
     await granted(kahuna, Claim("a", 60.0))
     async with LockClient(kahuna) as locks, asyncio.timeout(PATIENCE):
@@ -282,10 +279,10 @@ async def test_a_short_lease_does_not_lose_a_refusal_to_the_question_that_follow
 @pytest.mark.every_loop
 async def test_a_waiter_is_told_when_the_holder_s_grant_ends(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     await granted(kahuna, Claim("a", 40.0))
-    outcome = await kahuna.acquire(Claim("a", 60.0))
+    outcome = await kahuna.draw(Claim("a", 60.0))
     assert isinstance(outcome, Busy)
-    assert outcome.retry_after is not None
-    assert 20 < outcome.retry_after <= 40.2
+    assert outcome.look_after is not None
+    assert 20 < outcome.look_after <= 40.2
 
 
 async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: KahunaServer, kahuna: KahunaBackend):
@@ -293,10 +290,10 @@ async def test_a_waiter_is_never_told_to_come_back_at_once(kahuna_server: Kahuna
     await granted(kahuna, Claim("a", 40.0))
     heard = {"type": 4, "owner": "YQ==", "expires": {"n": 1, "l": 1, "c": 0}, "fencingToken": 0}
     kahuna_server.fault("body", heard, call="get-info")
-    outcome = await kahuna.acquire(Claim("a", 60.0))
+    outcome = await kahuna.draw(Claim("a", 60.0))
     assert isinstance(outcome, Busy)
-    assert outcome.retry_after is not None
-    assert 0.05 <= outcome.retry_after <= 0.1
+    assert outcome.look_after is not None
+    assert 0.05 <= outcome.look_after <= 0.1
 
 
 # Many renewals
@@ -307,10 +304,10 @@ async def test_one_claim_without_an_answer_stops_no_other(kahuna_server: KahunaS
     for claim in claims:
         await granted(kahuna, claim)
     kahuna_server.fault("status", 500, call="try-extend", times=1)
-    outcomes = await kahuna.renew([*claims, Claim("free", 60.0)])
-    assert outcomes[-1] in {Renewal.REFUSED, Renewal.UNKNOWN}
-    assert sorted(outcome.name for outcome in outcomes).count("UNKNOWN") == 1
-    assert sorted(outcome.name for outcome in outcomes).count("RENEWED") >= 39
+    answers = await kept(kahuna, *claims, Claim("free", 60.0))
+    assert answers[-1] in {Gone, type(None)}
+    assert answers.count(type(None)) == 1
+    assert answers.count(Place) >= 39
 
 
 @pytest.mark.every_loop
@@ -321,15 +318,14 @@ async def test_one_claim_that_hangs_stops_no_other(kahuna_server: KahunaServer, 
         await granted(kahuna, claim)
     kahuna_server.fault("hang", call="try-extend", times=1)
     async with asyncio.timeout(PATIENCE):
-        outcomes = await kahuna.renew(claims)
-    assert sorted({outcome.name for outcome in outcomes}) == ["RENEWED", "UNKNOWN"]
-    assert list(outcomes).count(Renewal.RENEWED) == 23
+        answers = await kept(kahuna, *claims)
+    assert [answers.count(kind) for kind in (Place, type(None))] == [23, 1]
 
 
 async def test_no_claim_with_an_answer_is_an_error(kahuna_server: KahunaServer, kahuna: KahunaBackend):
     kahuna_server.fault("status", 500, call="try-extend")
     with pytest.raises(BackendUnavailableError) as raised:
-        await kahuna.renew([Claim(f"batch/{number}", 60.0) for number in range(40)])
+        await kept(kahuna, *(Claim(f"batch/{number}", 60.0) for number in range(40)))
     assert raised.value.operation == "renew"
 
 
@@ -342,8 +338,8 @@ async def test_each_call_is_one_request_on_one_connection(
 ):
     claim = Claim("a", 1.2345)
     await granted(kahuna, claim)
-    await kahuna.renew([claim])
-    await kahuna.release(claim)
+    await kept(kahuna, claim)
+    await kahuna.give_back(claim)
     requests = kahuna_server.seen()
     assert [request["call"] for request in requests] == ["try-lock", "try-extend", "try-unlock"]
     assert len({request["peer"] for request in requests}) == 1
@@ -366,10 +362,10 @@ async def test_a_node_that_refuses_connections_is_followed_by_the_next(
         claim = Claim("a", 6000.0)
         await granted(backend, claim)
         kahuna_cluster.up(0)
-        await backend.renew([claim])
+        await kept(backend, claim)
         assert [request["node"] for request in kahuna_cluster.seen()] == [1, 1]
         kahuna_cluster.down(1)
-        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        assert await kept(backend, claim) == [Place]
         assert kahuna_cluster.seen()[-1]["node"] == 2
 
 
@@ -378,15 +374,7 @@ async def test_an_error_of_all_nodes_is_one_error(kahuna_cluster: KahunaServer):
         kahuna_cluster.down(number)
     async with backend_on(kahuna_cluster) as backend:
         with pytest.raises(BackendUnavailableError, match="none of 3 nodes"):
-            await backend.acquire(Claim("a", 60.0))
-
-
-class BareBackend:
-    """A backend that is not opened before its first call."""
-
-    def __init__(self, backend: KahunaBackend) -> None:
-        self.acquire, self.renew, self.release = backend.acquire, backend.renew, backend.release
-        self.inspect, self.aclose = backend.inspect, backend.aclose
+            await backend.draw(Claim("a", 60.0))
 
 
 # TLS
@@ -410,7 +398,7 @@ async def test_tls_checks_the_certificate_against_the_authority(tls_server: Kahu
     tls_server.reset()
     async with backend_on(tls_server, ca=certificates.authority) as backend:
         assert (await granted(backend, Claim("a", 60.0))).token == 0
-        assert list(await backend.renew([])) == []
+        assert await kept(backend) == []
 
 
 async def test_certificates_that_are_replaced_are_used_for_new_connections(certificates: Certificates, tmp_path: Path):
@@ -422,9 +410,9 @@ async def test_certificates_that_are_replaced_are_used_for_new_connections(certi
             await asyncio.to_thread(server.kill)
             made.authority.write_text("half of a file")
             with pytest.raises(BackendUnavailableError):  # over the connection that is open
-                await backend.acquire(Claim("b", 60.0))
+                await backend.draw(Claim("b", 60.0))
             with pytest.raises(BackendUnavailableError, match=r"ca must .*authority\.pem' cannot be read"):
-                await backend.acquire(Claim("b", 60.0))
+                await backend.draw(Claim("b", 60.0))
             await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
             await asyncio.to_thread(server.start)
             await answered(lambda: granted(backend, Claim("b", 60.0)))
@@ -443,7 +431,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_server: Kahu
     tls_server.reset()
     async with backend_on(tls_server) as backend:
         with pytest.raises(BackendRefusedError, match="certificate"):
-            await backend.acquire(Claim("a", 60.0))
+            await backend.draw(Claim("a", 60.0))
     assert not tls_server.seen()
 
 
@@ -455,7 +443,7 @@ async def test_plain_text_to_a_tls_port_and_tls_to_a_plain_one_fail(
     async with backend_on(plain) as one, backend_on(tls, ca=certificates.authority) as other:
         for backend in (one, other):
             with pytest.raises(BackendError):
-                await backend.acquire(Claim("a", 60.0))
+                await backend.draw(Claim("a", 60.0))
 
 
 @pytest.mark.every_loop
@@ -483,14 +471,14 @@ async def test_a_loop_that_goes_on_closes_its_own_connections(kahuna_server: Kah
     assert pool is not None
 
     async def elsewhere() -> None:
-        assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+        assert await kept(backend, claim) == [Place]
         await backend.aclose()
 
     await asyncio.to_thread(asyncio.run, elsewhere())
     async with asyncio.timeout(PATIENCE):
         while not pool.session.closed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert list(await backend.renew([claim])) == [Renewal.RENEWED]
+    assert await kept(backend, claim) == [Place]
     await backend.aclose()
 
 
@@ -505,7 +493,7 @@ def test_a_forked_child_opens_connections_of_its_own(kahuna_server: KahunaServer
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    assert json.loads(done.stdout) == {"child": "RENEWED", "parent": "RENEWED"}
+    assert json.loads(done.stdout) == {"child": "Place", "parent": "Place"}
     first, second, *child, after = (request["peer"] for request in kahuna_server.seen())
     assert first == second == after
     assert after not in child
@@ -519,7 +507,7 @@ async def test_a_long_answer_is_not_read_to_its_end(
     monkeypatch.setattr(kahuna._nodes, "_body_limit", 1000)
     kahuna_server.fault("body", '{"type":0,"fencingToken":0}' + " " * 2000)
     with pytest.raises(BackendUnavailableError, match="longer"):
-        await kahuna.acquire(Claim("a", 60.0))
+        await kahuna.draw(Claim("a", 60.0))
 
 
 async def test_a_client_that_cannot_reach_its_cluster_says_so_when_it_opens(kahuna_server: KahunaServer):

@@ -1,4 +1,4 @@
-"""What may be written in a URL, what requests say and answers mean, without a server; and waiters that ask."""
+"""What may be written in a URL, what requests say and answers mean, without a server; and two clients of one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 from kahuna_server import KahunaServer
+from stays import answered
 from tenacity import wait_fixed
 
-from fencing_sdk import AcquireTimeoutError, Lease, LockClient, connect
+from fencing_sdk import LeaseLostError, LockClient, LossReason, connect
 from fencing_sdk._http.nodes import Endpoints
-from fencing_sdk.abc import Busy, Claim, Grant
-from fencing_sdk.backends._shared.waiters import UnansweredRequests
+from fencing_sdk.abc import Busy, Claim, Gone, Place
 from fencing_sdk.backends.kahuna import KahunaBackend, from_url
 from fencing_sdk.backends.kahuna.cluster import KahunaAnswer, body_of, read_nodes
-from fencing_sdk.errors import ConfigurationError
+from fencing_sdk.errors import ConfigurationError, UnsupportedError
 
 pytest_plugins = ["kahuna_fixtures"]
 
@@ -76,15 +76,6 @@ def test_the_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch):
     assert [endpoints.in_turn(name)[0] for name in "1234"] == [b, a, b, b]
 
 
-def test_unanswered_requests_are_bounded_and_owners_that_go_on_asking_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(UnansweredRequests, "LIMIT", 3)
-    unanswered = UnansweredRequests()
-    for owner in ("a", "b", "c", "a", "d"):
-        unanswered.begin(owner)
-    assert unanswered.begin("a")
-    assert not unanswered.begin("b")
-
-
 # What requests say and answers mean, without a server.
 
 
@@ -118,8 +109,8 @@ def test_a_ttl_is_rounded_up_to_whole_milliseconds(ttl: float, milliseconds: int
 @pytest.mark.parametrize("label", [None, "", "batch 7", "two\nlines", "\N{LOCK}" * 1024])
 def test_owner_and_label_travel_together_and_come_apart_again(label: str | None):
     claim = Claim("a", 1.0, label=label)
-    holder = info(owner=sent(body_of("a", claim, ttl=1.0))["owner"]).holder("a", NOW)
-    assert (holder.id, holder.label) == (claim.holder, label)
+    seen = info(owner=sent(body_of("a", claim, ttl=1.0))["owner"]).seen(NOW)
+    assert (seen.holder, seen.label) == (claim.holder, label)
     assert sent(body_of("a", claim, ttl=1.0))["owner"] == sent(body_of("a", claim))["owner"]
 
 
@@ -140,7 +131,7 @@ def test_the_first_token_is_0():
     assert KahunaAnswer.read(b'{"type":0,"fencingToken":0}').token == 0
 
 
-# Waiters of a store that wakes none: those of one client stand in line, and its head asks.
+# Two clients: what the engine makes of a store without a line.
 
 
 PATIENCE = 30.0
@@ -152,136 +143,104 @@ async def client_of(server: KahunaServer) -> AsyncIterator[LockClient]:
         yield locks
 
 
-async def waiting(locks: LockClient, count: int, **options: float) -> list[asyncio.Task[Lease]]:
-    """So many tasks that wait for "a" one behind the other."""
-    tasks = []
-    for _ in range(count):
-        tasks.append(asyncio.create_task(locks.lock("a", **options).acquire()))
-        backend = locks._engine._backend  # type: ignore[union-attr]
-        while len(backend._waiters.line._name("a").waiting) < len(tasks):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-    return tasks
-
-
-async def test_waiters_of_one_client_are_served_in_the_order_of_their_arrival(kahuna_server: KahunaServer):
-    async with client_of(kahuna_server) as locks:
-        holder = await locks.lock("a").acquire()
-        tasks = await waiting(locks, 5)
-        kahuna_server.seen()
+async def test_a_waiter_asks_until_the_lock_is_free(kahuna_server: KahunaServer):
+    """It looks once for the end of the holder's grant, and tries from then on."""
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
+        holder = await others.lock("a").acquire()
         before = len(kahuna_server.seen())
-        await holder.release()
-        for task in tasks:
-            lease = await task
-            assert [other.done() for other in tasks[tasks.index(task) + 1 :]].count(True) == 0
-            await lease.release()
-        calls = [request["call"] for request in kahuna_server.seen()[before:]]
-        assert calls == ["try-unlock", *["try-lock", "try-unlock"] * 5], "no request was in vain"
-
-
-async def test_a_release_in_the_same_client_wakes_the_head_at_once(kahuna_server: KahunaServer):
-    async with client_of(kahuna_server) as locks:
-        holder = await locks.lock("a", ttl=60).acquire()
-        (task,) = await waiting(locks, 1)
-        await holder.release()
-        async with asyncio.timeout(3.5):  # a waiter that is not woken naps for 3.75 s at least
-            await (await task).release()
-
-
-@pytest.mark.parametrize("how", ["gives up", "is cancelled"])
-async def test_a_head_that_leaves_passes_its_place_on(kahuna_server: KahunaServer, how: str):
-    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
-        holder = await others.lock("a").acquire()
-        (head,) = await waiting(locks, 1, **({"wait": 2.0} if how == "gives up" else {}))
-        second = asyncio.create_task(locks.lock("a").acquire())
-        if how == "is cancelled":
-            await asyncio.sleep(0.05)
-            head.cancel()
-        with pytest.raises(AcquireTimeoutError if how == "gives up" else asyncio.CancelledError):
-            await head
-        await holder.release()
-        await (await second).release()
-
-
-async def test_a_lock_that_another_client_releases_is_found(kahuna_server: KahunaServer):
-    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
-        holder = await others.lock("a").acquire()
-        tasks = await waiting(locks, 3)
-        await holder.release()
-        for task in tasks:
-            await (await task).release()
-
-
-async def test_claims_that_ask_together_send_one_request(kahuna_server: KahunaServer, kahuna: KahunaBackend):
-    async with contextlib.aclosing(from_url(kahuna_server.url)) as other:
-        assert isinstance(await other.acquire(Claim("a", 60.0)), Grant)
-    before = len(kahuna_server.seen())
-    outcomes = await asyncio.gather(*(kahuna.acquire(Claim("a", 60.0)) for _ in range(10)))
-    assert all(isinstance(outcome, Busy) for outcome in outcomes)
-    assert [request["call"] for request in kahuna_server.seen()[before:]] == ["try-lock", "get-info"]
-
-
-async def test_a_claim_does_not_suffer_from_the_end_of_another_that_asks(
-    kahuna_server: KahunaServer, kahuna: KahunaBackend
-):
-    """It was cancelled, so the next one asks for itself."""
-    kahuna_server.fault("hang", call="try-lock", times=1, apply=False)
-    first = asyncio.create_task(kahuna.acquire(Claim("a", 60.0)))
-    await asyncio.sleep(0.1)
-    second = asyncio.create_task(kahuna.acquire(Claim("a", 60.0)))
-    await asyncio.sleep(0.1)
-    first.cancel()
-    async with asyncio.timeout(PATIENCE):
-        assert isinstance(await second, Grant)
-
-
-async def test_a_claim_that_may_have_been_granted_asks_although_others_stand_in_line(
-    kahuna_server: KahunaServer, kahuna: KahunaBackend
-):
-    """Its grant would block them."""
-    claim = Claim("a", 60.0)
-    kahuna_server.fault("drop", call="try-lock", times=1)
-    with contextlib.suppress(Exception):
-        await kahuna.acquire(claim)
-    kahuna.stand(Claim("a", 60.0), lambda *_: None, hand_over=True)
-    assert isinstance(await kahuna.acquire(claim), Grant)
-
-
-async def test_a_claim_that_holds_finds_its_grant_although_others_ask_and_wait(kahuna: KahunaBackend):
-    claim, other = Claim("a", 60.0), Claim("a", 60.0)
-    assert await kahuna.acquire(claim) == Grant(0, restarted=False)
-    outcomes = await asyncio.gather(*(kahuna.acquire(one) for one in (other, claim, other, claim)))
-    assert [type(outcome) for outcome in outcomes] == [Busy, Grant, Busy, Grant]
-    kahuna.stand(other, lambda *_: None, hand_over=True)
-    assert await kahuna.acquire(claim) == Grant(0, restarted=False)
-
-
-@pytest.mark.parametrize("clients", [1, 5])
-async def test_a_lock_that_is_held_for_long_is_asked_for_seldom(kahuna_server: KahunaServer, clients: int):
-    """At most 2 requests a second from one client with all its waiters; benchmarks/kahuna.py measures more of it."""
-    async with contextlib.AsyncExitStack() as opened:
-        holding = await opened.enter_async_context(client_of(kahuna_server))
-        rivals = [await opened.enter_async_context(client_of(kahuna_server)) for _ in range(clients)]
-        holder = await holding.lock("a", ttl=60).acquire()
-        tasks = [task for locks in rivals for task in await waiting(locks, 10 // clients)]
-        await asyncio.sleep(1.0)
-        before, began = len(kahuna_server.seen()), asyncio.get_running_loop().time()
-        await asyncio.sleep(3.0)
-        requests = kahuna_server.seen()[before:]
-        seconds = asyncio.get_running_loop().time() - began
-        assert 0 < len(requests) <= seconds * clients * 2.5
-        assert {request["call"] for request in requests} == {"get-info"}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await holder.release()
-
-
-async def test_a_pause_that_was_chosen_is_kept(kahuna_server: KahunaServer):
-    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
-        holder = await others.lock("a").acquire()
         waiter = asyncio.create_task(locks.lock("a", backoff=wait_fixed(0.02)).acquire())
-        async with asyncio.timeout(10):  # at the usual pace, it looks twenty times in so long
-            while len(kahuna_server.seen("get-info")) <= 40:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        while len(kahuna_server.seen("try-lock")) <= 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert not waiter.done()
+        await holder.release()
+        lease = await waiter
+        assert lease.token == 1
+        await lease.release()
+        calls = [request["call"] for request in kahuna_server.seen()[before:]]
+        assert calls.count("get-info") == 1
+
+
+async def test_a_waiter_gets_the_lock_of_a_holder_that_is_gone(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks, contextlib.aclosing(from_url(kahuna_server.url)) as gone:
+        assert isinstance(await gone.draw(Claim("a", 0.5)), Place)
+        async with locks.lock("a", wait=20) as lease:
+            assert lease.token == 1
+
+
+async def test_waiters_of_many_tasks_all_get_the_lock(kahuna_server: KahunaServer):
+    tokens: list[int] = []
+
+    async def take(locks: LockClient) -> None:
+        async with locks.lock("a", backoff=wait_fixed(0.01)) as lease:
+            tokens.append(lease.token)
+
+    async with client_of(kahuna_server) as one, client_of(kahuna_server) as other:
+        await asyncio.gather(*(take(locks) for locks in (one, other) for _ in range(10)))
+    assert tokens == list(range(20))
+
+
+async def test_a_server_that_is_killed_remembers_what_is_held(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as others:
+        holder = await locks.lock("a", ttl=20).acquire()
+        waiter = asyncio.create_task(others.lock("a").acquire())
+        await asyncio.to_thread(kahuna_server.kill)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(kahuna_server.start)
+        await answered(holder.renew)
+        assert not waiter.done()
         await holder.release()
         await (await waiter).release()
+
+
+async def test_an_operator_ends_a_lease_and_says_why(kahuna_server: KahunaServer):
+    """Kahuna pushes nothing, so the holder hears of it at its next renewal."""
+    async with client_of(kahuna_server) as locks, client_of(kahuna_server) as operator:
+        lease = await locks.lock("a", label="batch 7").acquire()
+        (holder,) = await operator.holders("a")
+        assert (holder.id, holder.label) == (lease.holder, "batch 7")
+        assert not await operator.revoke("a", token=holder.token + 1, reason="too old")
+        assert await operator.revoke("a", token=holder.token, reason="too old")
+        with pytest.raises(LeaseLostError, match="too old") as lost:
+            await lease.renew()
+        assert lost.value.reason is LossReason.REVOKED
+        assert not await operator.holders("a")
+        assert not await operator.revoke("a", token=holder.token, reason="too old")
+
+
+async def test_locks_cannot_be_listed(kahuna_server: KahunaServer):
+    async with client_of(kahuna_server) as locks:
+        with pytest.raises(UnsupportedError, match="cannot list"):
+            _ = [holder async for holder in locks.all_holders()]
+
+
+async def test_a_keep_under_way_does_not_prolong_what_is_given_back_for_later(
+    kahuna_server: KahunaServer, kahuna: KahunaBackend
+):
+    claim = Claim("a", 60.0)
+    await kahuna.draw(claim)
+    kahuna_server.fault("answer", call="try-extend", times=1, delay=0.4)
+    keeping = asyncio.create_task(kahuna.keep([(claim, 0)]))
+    await asyncio.sleep(0.1)
+    assert await kahuna.give_back(claim, after=0.5) is None
+    (place,) = await keeping
+    assert isinstance(place, Place)
+    async with asyncio.timeout(PATIENCE):
+        while isinstance(await kahuna.draw(Claim("a", 60.0)), Busy):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_what_is_given_back_for_later_is_answered_for_here(kahuna_server: KahunaServer, kahuna: KahunaBackend):
+    claim = Claim("a", 60.0)
+    place = await kahuna.draw(claim)
+    assert isinstance(place, Place)
+    for _ in range(2):
+        assert await kahuna.give_back(claim, after=60.0) is None
+    assert await kahuna.give_back(claim) is None
+    assert await kahuna.keep([(claim, place.number)]) == [Gone(taken=True)]
+    assert isinstance(await kahuna.draw(claim), Busy)
+    assert len(kahuna_server.seen("try-extend")) == 1
+    async with contextlib.aclosing(from_url(kahuna_server.url)) as operator:
+        assert await operator.end("a", 0, "over")
+    again = await kahuna.draw(claim)
+    assert isinstance(again, Place)
+    assert again.token == 1

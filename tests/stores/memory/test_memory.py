@@ -8,13 +8,12 @@ import random
 import time
 
 import pytest
-from inside import LINE_POLL, memory_on
+from inside import memory_on
 
 from fencing_sdk import ConfigurationError, LockClient, connect
-from fencing_sdk.abc import Backend, Busy, Claim, Grant
+from fencing_sdk.abc import Backend, Claim
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.testing import BackendSuite
-from fencing_sdk.testing.promises.under_test import in_line
 
 
 class ManualClock:
@@ -26,10 +25,7 @@ class ManualClock:
 
 
 class TestMemoryBackend(BackendSuite):
-    queues = hands_over = True
-    notices = True
-    lists = revokes = transfers = True
-    shares = True
+    passes_on = True
     processes = False
     breakable = False
     survives_restart = False
@@ -52,19 +48,6 @@ class TestMemoryBackend(BackendSuite):
     async def restart(self, backend: Backend, reopen) -> Backend:
         return memory_on(self.clock)
 
-    async def revoke(self, backend: Backend, name: str) -> None:
-        backend.take_away(name)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def backend(clock):
-    return memory_on(clock)
-
 
 async def test_clients_that_share_the_object_exclude_each_other_and_others_do_not():
     shared = MemoryBackend()
@@ -78,8 +61,8 @@ async def test_clients_that_share_the_object_exclude_each_other_and_others_do_no
 
 async def test_hybrid_tokens_start_at_the_wall_clock_so_a_new_process_goes_on_above_the_old_one():
     before = time.time_ns() // 10_000
-    grant = await MemoryBackend().acquire(Claim("a", 60))
-    assert before <= grant.token <= time.time_ns() // 10_000
+    place = await MemoryBackend().draw(Claim("a", 60))
+    assert before <= place.token <= time.time_ns() // 10_000
 
 
 @pytest.mark.parametrize(
@@ -98,52 +81,6 @@ def test_what_a_url_cannot_mean_is_refused_when_the_client_is_built(url, options
         connect(url, **options)
 
 
-async def test_a_waiter_that_retries_after_its_grant_does_not_queue_behind_itself(backend):
-    holder = Claim("a", 60)
-    async with in_line(backend, holder):
-        first = await backend.acquire(holder)
-        assert await backend.acquire(holder) == first
-        await backend.release(holder)
-        assert isinstance(await backend.acquire(Claim("a", 60)), Grant)
-
-
-async def test_whoever_stands_in_line_is_told_to_show_up_in_time(backend):
-    await backend.acquire(Claim("a", 60))
-    waiter = Claim("a", 60)
-    async with in_line(backend, waiter):
-        assert await backend.acquire(waiter) == Busy(LINE_POLL)
-
-
-async def test_one_owner_may_stand_in_two_lines(backend):
-    claims = [Claim(name, 60, owner="same") for name in ("a", "b")]
-    holders = [Claim(name, 60) for name in ("a", "b")]
-    for holder in holders:
-        await backend.acquire(holder)
-    async with in_line(backend, claims[0]) as at_a, in_line(backend, claims[1]) as at_b:
-        await backend.release(holders[0])
-        await asyncio.wait_for(at_a.wait(), 5)
-        waiting = asyncio.create_task(at_b.wait())
-        await asyncio.wait((waiting,), timeout=0.02)
-        assert not waiting.done()
-        waiting.cancel()
-
-
-async def test_revoking_a_free_lock_tells_nobody(backend):
-    heard = []
-    backend.on_loss(lambda claim, reason, *_: heard.append((claim, reason)))
-    backend.take_away("a")
-    assert heard == []
-
-
-async def test_revoking_wakes_the_line(backend):
-    waiter = Claim("a", 60)
-    await backend.acquire(Claim("a", 60))
-    async with in_line(backend, waiter) as turn:
-        backend.take_away("a")
-        await asyncio.wait_for(turn.wait(), 5)
-        assert isinstance(await backend.acquire(waiter), Grant)
-
-
 async def test_nothing_is_left_of_many_waiters_that_come_go_and_are_cancelled():
     backend = MemoryBackend()
     chance = random.Random(42)
@@ -160,6 +97,5 @@ async def test_nothing_is_left_of_many_waiters_that_come_go_and_are_cancelled():
         for task in visits:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-    assert len(backend._table) == 0
-    assert not backend._waiters
-    assert not backend._loss_notices.wanted
+    assert not backend._lines._lines
+    assert not backend._bells

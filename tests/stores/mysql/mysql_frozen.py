@@ -3,7 +3,7 @@ A process that stops itself in the middle of an acquisition, as a machine may th
 
     mysql_frozen.py URL NAME WHERE
 
-It says "ready", waits for a line, and stops itself once the row of the lock is locked: between the two texts of the
+It says "ready", waits for a line, and stops itself once the row of the name is locked: between the two texts of the
 transaction, while it sends the second one, or before it reads the answer to the first one. When it goes on, it says
 "answered" and what the acquisition returned, and ends.
 """
@@ -33,14 +33,16 @@ class Transport:
 
     def __init__(self, transport: asyncio.Transport, where: str) -> None:
         self._transport = transport
-        self._marker = b"INSERT INTO fencing_lock" if where == "reading" else b"UPDATE fencing_lock"
+        self._marker = (
+            b"fencing_ticket WHERE name IN (x'61')\0" if where == "reading" else b"INSERT INTO fencing_ticket"
+        )
         self._share = {"between": 0.0, "sending": 0.5, "reading": 1.0}[where]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if self._marker in data and not Transport.stopped:
+        if self._marker in data + b"\0" and not Transport.stopped:
             Transport.stopped = True
             sent = int(self._share * len(data))
             self._transport.write(data[:sent])
@@ -64,7 +66,7 @@ async def main(url: str, name: str, where: str) -> None:
     sys.stdin.readline()
     outcome: object
     try:
-        outcome = await backend.acquire(Claim(name, 60.0))
+        outcome = await backend.draw(Claim(name, 60.0))
     except BackendUnavailableError as error:
         outcome = error
     say("answered", type(outcome).__name__)

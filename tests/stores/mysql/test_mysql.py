@@ -8,22 +8,22 @@ from contextlib import aclosing
 import pytest
 from mysql_programs import flavours
 from mysql_server import MysqlServer
-from mysql_stage import asleep
 from own_server import OwnServer
 
-from fencing_sdk.abc import Backend
-from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
-from fencing_sdk.backends.mysql.store import Sweeper
-from fencing_sdk.testing import BackendSuite
+from fencing_sdk.abc.line import Line
+from fencing_sdk.backends.mysql import MysqlBackend, lines
+from fencing_sdk.backends.mysql.connection import NOW, SECOND, MysqlSession
+from fencing_sdk.backends.mysql.sweep import Sweeper
+from fencing_sdk.testing import BackendSuite, Comparison
 
 pytest_plugins = ["mysql_fixtures"]
 
-TABLES = ("fencing_lock", "fencing_waiter", "fencing_sign", "fencing_revoked", "fencing_bell")
+HISTORIES = 60
 
 
 @pytest.fixture(scope="module", params=flavours())
 def own_mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
-    """A server that the tests of this module may kill; a fresh database for each would take longer than the tests."""
+    """A server for the tests of this module; a fresh database for each would take longer than the tests."""
     from mysql_fixtures import require_mysql
 
     require_mysql(request.param)
@@ -31,41 +31,68 @@ def own_mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
         yield server
 
 
+@pytest.fixture
+def empty(own_mysql: MysqlServer) -> MysqlServer:
+    """That server, with no tickets."""
+    for (table,) in own_mysql.ask("SHOW TABLES"):
+        own_mysql.ask(f"DELETE FROM {table}")
+    return own_mysql
+
+
 @pytest.mark.usefixtures("patient_mysql")
 class TestMysqlBackend(OwnServer, BackendSuite):
-    queues = True
-    shares = True
-    lists = revokes = notices = transfers = True
+    ttl = 0.5
+    bell_lag = 0.5
+    passes_on = True
 
     @pytest.fixture(autouse=True)
-    def server(self, own_mysql: MysqlServer) -> MysqlServer:
-        known = {name for (name,) in own_mysql.ask("SHOW TABLES")}
-        for table in known.intersection(TABLES):
-            own_mysql.ask(f"DELETE FROM {table}")
-        self.own_server = own_mysql
-        return own_mysql
-
-    async def revoke(self, backend: Backend, name: str) -> None:
-        async with aclosing(from_url(self.own_server.url)) as operator:
-            if (holder := await operator.inspect(name)) is not None:
-                assert await operator.revoke(name, holder.token, "an operator")
+    def server(self, empty: MysqlServer) -> MysqlServer:
+        self.own_server = empty
+        return empty
 
     async def purge(self, backend: MysqlBackend) -> None:
-        """Delete every row that is not held, however short ago that was."""
-        await backend.inspect("anything")
-        await backend._mysql._connection.run(Sweeper(backend._mysql._connection, 0.0).sweep)
+        """Delete every row without tickets, however short ago that was."""
+        self.own_server.ask("UPDATE fencing_line SET last = last - 8 * 86400 * 100000")
+        await backend._mysql.connection.run(Sweeper(backend._mysql).sweep)
+        assert self.own_server.ask("SELECT name FROM fencing_line") == []
 
 
-async def test_no_backup_waits_for_the_bell(mysql_server: MysqlServer, monkeypatch: pytest.MonkeyPatch):
-    """Every write of the server would stand behind it. On MariaDB, a sleep holds up changes of its own table alone."""
-    monkeypatch.setattr(bell, "_SLEEP", 600)
-    statements = ["SET lock_wait_timeout = 4", "FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES"]
-    statements += ["ALTER TABLE fencing_bell COMMENT = ''"] if mysql_server.flavour == "mysql" else []
-    async with aclosing(from_url(mysql_server.url)) as backend:
-        await backend.open()
-        backend._mysql.open_box(lambda _: None)
-        sleeping = await asleep(mysql_server)
-        async with mysql_server.connected(user="root", unix_socket=mysql_server.socket) as operator:
-            for statement in statements:
-                await operator.cursor().execute(statement)
-        assert await asleep(mysql_server) == sleeping
+class Looking(MysqlBackend):
+    """Settles a line before a look, as the rules do."""
+
+    async def tickets(self, names):
+        await self.settle(names, Line.seen)
+        return await super().tickets(names)
+
+    async def settle(self, names, rule):
+        for name in names:
+            await self._mysql.run("inspect", name, rule)
+
+
+class Settling(Looking):
+    """Writes in each verb that the clock was set back, as the rules do: a keep of what holds does not."""
+
+    async def keep(self, tickets):
+        await self.settle([claim.name for claim, _ in tickets], Line.settle)
+        return await super().keep(tickets)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [(Looking, 8), (Looking, 2), (Settling, 8)], ids=["", "read in parts", "the clock is set back"]
+)
+async def test_it_answers_as_the_rules(kind, first, empty, monkeypatch):
+    """On a clock that is set by hand: each text has the time in it."""
+    read, time = MysqlSession._read, [500_000.0]
+
+    async def at_that_time(session, statements):
+        micros = round(time[0] * SECOND)
+        return await read(session, [statement.replace(NOW, f"{micros:d}") for statement in statements])
+
+    monkeypatch.setattr(MysqlSession, "_read", at_that_time)
+    monkeypatch.setattr(lines, "FIRST", first)
+    async with aclosing(kind(empty.url)) as one, aclosing(kind(empty.url)) as other:
+        for seed in range(HISTORIES):
+            time[0] = 500_000.0
+            await Comparison(
+                [one, other], seed, lambda now: time.__setitem__(0, now), sets_back=kind is Settling
+            ).play()

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 import pytest
-from event_log import CLOCK
-from inside import LONGEST_PAUSE
 from mysql_between import MysqlBetween
 from mysql_server import MysqlServer
 from mysql_stage import asleep, kill, nothing_left, running, sessions, sleepers, user, waiting
 from patience import until
 from stays import PATIENCE, Stay, eventually, opened, staying
 
-from fencing_sdk.abc import Claim
-from fencing_sdk.backends._shared import rules
-from fencing_sdk.backends._shared.row_backend import WaiterAddress
+from fencing_sdk.abc import Claim, Gone
+from fencing_sdk.backends._shared.bells import bell_key
 from fencing_sdk.backends.mysql import MysqlBackend, bell, from_url
 from fencing_sdk.backends.mysql.connection import MysqlSession
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
 
 
 @pytest.fixture
 def no_polling(monkeypatch):
-    """No waiter tries again unless it is woken, and none is removed from the line because of that."""
-    monkeypatch.setattr(rules, "LINE_POLL", 240.0)
-    monkeypatch.setattr(rules, "LINE_TTL", 900.0)
-    monkeypatch.setattr(LONGEST_PAUSE, 600.0)
+    """No waiter looks unless its bell rings, and none dies because of that."""
+    for module in ("abc.line", "abc", "backends.mysql", "_engine.ticket"):
+        monkeypatch.setattr(f"fencing_sdk.{module}.WAITER_TTL", 900.0)
 
 
 @pytest.fixture
@@ -102,20 +97,34 @@ async def test_sleepers_are_found_where_the_performance_schema_is_off(
     assert [record.message for record in caplog.records if record.name == "asyncmy"] == []
 
 
+CLAIM = Claim("a", 60.0)
+
+
 @pytest.fixture
 async def heard(mysql_server: MysqlServer) -> AsyncIterator[Any]:
-    """A backend whose bell sleeps, and the messages that it heard."""
+    """A backend whose bell sleeps, and the reasons that it heard."""
     async with aclosing(from_url(mysql_server.url)) as backend:
         await backend.open()
         messages: list[str] = []
-        backend._mysql.open_box(messages.append)
+        stop = listening(backend, messages)
         await asleep(mysql_server)
         yield backend, messages
+        stop()
+
+
+def listening(backend: MysqlBackend, messages: list[str]) -> Any:
+    def noted(news: object) -> None:
+        if isinstance(news, Gone) and news.reason is not None:
+            messages.append(news.reason)
+
+    stop = backend.listen(CLAIM, noted)
+    backend._listen()
+    return stop
 
 
 def written(backend: MysqlBackend, text: str) -> str:
-    client = backend._mysql._bell.client
-    return f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{client}', '{text}', 1)"
+    message = f"{bell_key(CLAIM.owner)} !{text}"
+    return f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{backend._client}', '{message}', 1)"
 
 
 async def test_a_message_that_comes_just_before_a_sleep_is_heard(mysql_server, long_sleep, heard, monkeypatch):
@@ -131,8 +140,8 @@ async def test_a_message_that_comes_just_before_a_sleep_is_heard(mysql_server, l
     async def ring_before_the_sleep(session: Any, *statements: str) -> Any:
         if statements[0].startswith("SELECT SLEEP") and not rings:
             await mysql_server.execute(written(backend, "late"))
-            client = backend._mysql._bell.client
-            rings.append(asyncio.ensure_future(backend._mysql._connection.run(lambda one: bell.ring(one, [client]))))
+            client = backend._client
+            rings.append(asyncio.ensure_future(backend._mysql.connection.run(lambda one: bell.ring(one, [client]))))
             await looked.wait()
         return await ask(session, *statements)
 
@@ -183,7 +192,7 @@ async def _no_message(server: MysqlServer) -> bool:
 
 
 async def test_closing_leaves_no_connection_that_sleeps(mysql_server, long_sleep, heard, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.mysql.store._END_PATIENCE", PATIENCE)
+    monkeypatch.setattr("fencing_sdk.backends.mysql._END_PATIENCE", PATIENCE)
     backend, _ = heard
     await kill(mysql_server, *await asleep(mysql_server), what="QUERY")
     await asleep(mysql_server)
@@ -202,7 +211,7 @@ async def test_closing_does_not_wait_for_a_server_that_is_gone(start_mysql):
     server = await asyncio.to_thread(start_mysql)
     backend = from_url(server.url, connect_timeout=10 * PATIENCE)
     await backend.open()
-    backend._mysql.open_box(lambda _: None)
+    listening(backend, [])
     await asleep(server)
     await kill(server, *[number for number in await sessions(server) if number not in await sleepers(server)])
     server.pause()
@@ -216,15 +225,11 @@ async def test_a_hundred_waiters_of_a_client_send_few_statements(names, mysql_se
     claims = [Claim(f"lock {number % names}", 600.0) for number in range(100)]
     async with aclosing(from_url(mysql_server.url)) as backend, aclosing(from_url(mysql_server.url)) as rival:
         for number in range(names):
-            await rival.acquire(Claim(f"lock {number}", 600.0))
-        async with AsyncExitStack() as line:
-            for claim in claims:
-                await line.enter_async_context(in_line(backend, claim))
-            await asleep(mysql_server)
-            before, begun = await questions(mysql_server), CLOCK.now()
-            await asyncio.sleep(6.0)
-            sent, took = await questions(mysql_server) - before, CLOCK.now() - begun
-    assert sent / took <= 15.0
+            await rival.draw(Claim(f"lock {number}", 600.0))
+        kept = [(claim, (await backend.draw(claim)).number) for claim in claims]
+        before = await questions(mysql_server)
+        assert [place.token for place in await backend.keep(kept)] == [None] * 100
+        assert await questions(mysql_server) - before <= 15
 
 
 async def questions(server: MysqlServer) -> int:
@@ -262,20 +267,11 @@ async def test_no_connection_is_ended_through_a_proxy_that_renumbers_them(mysql_
         assert await kills(mysql_server) <= before + 1  # the client without a proxy ended its own bell
 
 
-async def test_waiters_that_lost_their_places_come_back_in_their_order(mysql_server):
-    async with aclosing(from_url(mysql_server.url)) as backend:
-        await backend.acquire(Claim("a", 60.0))
-        claims = [Claim("a", 60.0) for _ in range(8)]
-        waiters = [(claim, WaiterAddress("", "group")) for claim in claims]
-        await backend._mysql.attend("group", waiters)
-        assert [waiting.id for waiting in await backend.list_waiters("a")] == [claim.holder for claim in claims]
-
-
 async def test_closing_ends_no_connection_of_another_client(mysql_server):
     """On another server the number of a sleeping connection is that of a stranger."""
     async with aclosing(from_url(mysql_server.url)) as backend, mysql_server.connected() as stranger:
         number = stranger.thread_id()
-        await backend._mysql._connection.run(lambda session: bell.end(session, number, "0" * 32))
+        await backend._mysql.connection.run(lambda session: bell.end(session, number, "0" * 32))
         cursor = stranger.cursor()
         await cursor.execute("SELECT CONNECTION_ID()")
         assert await cursor.fetchall() == ((number,),)
@@ -313,6 +309,6 @@ async def test_a_sleep_is_no_slow_query(start_mysql, monkeypatch):
     server = await asyncio.to_thread(start_mysql, slow_query_log=True, log_output="TABLE", long_query_time=0.1)
     async with aclosing(from_url(server.url)) as backend:
         await backend.open()
-        backend._mysql.open_box(lambda _: None)
+        listening(backend, [])
         await slept.wait()
         assert await server.fetch("SELECT sql_text FROM mysql.slow_log WHERE sql_text LIKE 'SELECT SLEEP%'") == []

@@ -24,18 +24,17 @@ from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying, u
 from worker_processes import worker_processes
 
 from fencing_sdk import BackendUnavailableError, connect
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends._shared.request_queue import ConnectionAbandonedError
-from fencing_sdk.backends.mysql import MysqlBackend, from_url, store
+from fencing_sdk.backends.mysql import MysqlBackend, from_url, lines
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
 
 SHORT = {"ttl": 6.0, "safety_buffer": 1.0, "heartbeat_interval": 1.0}
 """For a lease that is lost soon without renewals, and outlives a call that waits for a row before them."""
 ALL = "ALL PRIVILEGES"
-LOCKED = "SELECT name FROM fencing_lock WHERE name = '{}' FOR UPDATE"
+LOCKED = "SELECT name FROM fencing_line WHERE name = '{}' FOR UPDATE"
 
 
 @pytest.fixture
@@ -70,16 +69,16 @@ async def test_a_connection_limit_that_is_reached_is_waited_for(mysql_server, ke
         async with aclosing(from_url(url)) as patient:
             claim = Claim("b", 60.0)
             with pytest.raises(BackendUnavailableError):
-                await patient.acquire(claim)
+                await patient.draw(claim)
             await stay.end()
             await locks.aclose()
-            assert isinstance(await eventually(lambda: _granted(patient, claim), what="it is granted"), Grant)
+            assert isinstance(await eventually(lambda: _drawn(patient, claim), what="it is drawn"), Place)
     assert log.of(Lost) == []
 
 
-async def _granted(backend: MysqlBackend, claim: Claim) -> object:
+async def _drawn(backend: MysqlBackend, claim: Claim) -> object:
     with contextlib.suppress(BackendUnavailableError):
-        return await backend.acquire(claim)
+        return await backend.draw(claim)
 
 
 async def test_a_client_that_lost_its_connection_at_the_limit_comes_back(mysql_server):
@@ -150,13 +149,13 @@ async def test_a_server_that_becomes_read_only_is_left_and_taken_again(start_mys
     server = await asyncio.to_thread(start_mysql)
     async with aclosing(from_url(server.url)) as backend:
         held = Claim("a", 60.0)
-        await backend.acquire(held)
+        number = (await backend.draw(held)).number
         server.ask("SET GLOBAL read_only = ON")
         for said in ("the server is read-only; a client looks for", "the server is read-only: read_only is on"):
             with pytest.raises(BackendUnavailableError, match=said):
-                await backend.renew([held])
+                await backend.keep([(held, number)])
         server.ask("SET GLOBAL read_only = OFF")
-        assert list(await backend.renew([held])) == [Renewal.RENEWED]
+        assert await holds(backend, held)
 
 
 async def test_a_server_whose_tables_are_read_only_is_left(start_mysql, monkeypatch):
@@ -171,7 +170,7 @@ async def test_a_server_whose_tables_are_read_only_is_left(start_mysql, monkeypa
             await backend.open()
         for said in ("the server is read-only; a client looks for", "the server is read-only: innodb_read_only is on"):
             with pytest.raises(BackendUnavailableError, match=said):
-                await backend._mysql.announce("heard")
+                await backend.draw(Claim("a", 60.0))
 
 
 async def silent(reader, _writer):
@@ -233,14 +232,14 @@ async def test_with_tls_a_silent_connection_is_given_up_at_once(start_mysql, mys
     async with FaultProxy(server.port) as proxy:
         url = server.url_as(USER, port=proxy.port, tls="true", ca=str(mysql_certificates.authority))
         async with aclosing(from_url(url)) as backend:
-            await backend.acquire(Claim("a", 60.0))
+            await backend.draw(Claim("a", 60.0))
             proxy.forget()  # the connection carries nothing from now on; a new one works
-            waiting = asyncio.create_task(backend.inspect("a"))
+            waiting = asyncio.create_task(backend.tickets(["a"]))
             await asyncio.sleep(0.6)
             waiting.cancel()
             await asyncio.wait([waiting])
             async with asyncio.timeout(PATIENCE / 2):
-                assert (await backend.inspect("a")).name == "a"
+                assert [len(seen) for seen in await backend.tickets(["a"])] == [1]
             proxy.cut_forgotten()
 
 
@@ -264,39 +263,43 @@ async def test_settings_of_the_server_leave_no_statement_uncommitted(start_mysql
     """With ``CHAIN``, each commit begins the next transaction."""
     server = await asyncio.to_thread(start_mysql, completion_type="CHAIN")
     async with aclosing(from_url(server.url)) as backend:
-        await backend.acquire(Claim("a", 60.0))
-        await backend._mysql.announce("heard")
-        assert await server.fetch("SELECT message FROM fencing_bell") == [(b"heard",)]
+        first, second = Claim("a", 60.0), Claim("a", 60.0)
+        await backend.draw(first)
+        await backend.draw(second)
+        await backend.give_back(first)
+        await backend.draw(Claim("b", 60.0))
+        assert await server.fetch("SELECT owner FROM fencing_line WHERE name = 'b' AND dies > 0") != []
 
 
-async def test_a_waiter_that_died_before_the_clock_was_set_back_keeps_no_place(mysql_server, backend, rival):
-    async with in_line(rival, Claim("a", 60.0)):
-        await mysql_server.execute("UPDATE fencing_sign SET seen = seen + 60 * 1000000")
-        assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
+async def holds(backend: MysqlBackend, claim: Claim) -> bool:
+    """Keep a ticket; return whether it holds."""
+    (place,) = await backend.keep([(claim, 0)])
+    return isinstance(place, Place) and place.token is not None
 
 
 @pytest.mark.usefixtures("patient_mysql")
-async def test_a_row_that_is_busy_for_a_moment_is_renewed(mysql_server, backend):
-    """A renewal stands among those that want the row: else it would meet one of them each time that it looks."""
+async def test_a_row_that_is_busy_for_a_moment_is_kept(mysql_server, backend):
+    """A keep stands among those that want the row: else it would meet one of them each time that it looks."""
     held = Claim("a", 900.0)  # the row is waited for during a part of that
-    await backend.acquire(held)
+    place = await backend.draw(held)
     async with in_transaction(mysql_server, LOCKED.format("a")) as session:
-        renewal = asyncio.create_task(backend.renew([held]))
+        keeping = asyncio.create_task(backend.keep([(held, place.number)]))
         await mysql_server.has_a_waiter()
         await session.execute("ROLLBACK")
-        assert list(await renewal) == [Renewal.RENEWED]
+        assert await keeping == [place]
 
 
 @pytest.mark.parametrize("what", ["", "QUERY"])
 async def test_a_connection_that_is_ended_while_idle_costs_no_call(what, mysql_server, backend):
     held = Claim("a", 60.0)
     for call in (
-        lambda: backend.acquire(held),
-        lambda: backend.renew([held]),
-        lambda: backend.inspect("a"),
-        lambda: backend.list_holders("", None, 10),
-        lambda: backend.acquire(Claim("a", 60.0)),
-        lambda: backend.release(held),
+        lambda: backend.draw(held),
+        lambda: backend.keep([(held, 0)]),
+        lambda: backend.tickets(["a"]),
+        lambda: backend.names("", None, 10),
+        lambda: backend.draw(Claim("a", 60.0)),
+        lambda: backend.give_back(held),
+        lambda: backend.draw(Claim("b", 60.0)),
     ):
         await kill(mysql_server, *await sessions(mysql_server), what=what)
         await call()
@@ -305,85 +308,88 @@ async def test_a_connection_that_is_ended_while_idle_costs_no_call(what, mysql_s
 @pytest.mark.parametrize("what", ["", "QUERY"])
 @pytest.mark.usefixtures("patient_mysql")
 async def test_a_connection_that_is_ended_during_a_call_costs_no_call(what, mysql_server, backend, rival):
-    held, text = Claim("b", 60.0), "INSERT INTO fencing_lock"
-    await rival.acquire(held)
-    await rival.release(held)
+    held, text = Claim("b", 60.0), "INSERT INTO fencing_line"
+    await rival.draw(held)
+    await rival.give_back(held)
     async with in_transaction(mysql_server, LOCKED.format("b")):
-        acquiring = asyncio.create_task(backend.acquire(held))
+        drawing = asyncio.create_task(backend.draw(held))
         await kill(mysql_server, *await running(mysql_server, text), what=what)
         await running(mysql_server, text)
-    assert isinstance(await acquiring, Grant)
+    assert (await drawing).token is not None
 
 
 # Rows and tables that someone locks.
 
 
 LONG_LINE = """
-INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, since, label)
+INSERT INTO fencing_ticket (name, number, owner, mode, width, client, dies, longest, since, label)
 WITH RECURSIVE some AS (SELECT 1 AS number UNION ALL SELECT number + 1 FROM some WHERE number < 300)
-SELECT 'a', number, '', '', '', 'lock', 0, REPEAT('x', 65536) FROM some"""
+SELECT 'a', 2 * number + 1, number, 'lock', 1, '', 1, 1, 1, REPEAT('x', 65536) FROM some"""
 """Waiters that are gone, and answers of 20 MB, which no buffer between two processes takes whole."""
 UNKNOWN = "BackendUnavailableError"
 
 
 @pytest.mark.parametrize(
-    ("where", "outcome"), [("between", UNKNOWN), ("sending", UNKNOWN), ("reading", "Busy")], ids=str.lower
+    ("where", "outcome"), [("between", UNKNOWN), ("sending", UNKNOWN), ("reading", "Place")], ids=str.lower
 )
 async def test_a_process_that_freezes_within_a_transaction_frees_the_row_soon(where, outcome, mysql_server, rival):
     claim = Claim("a", 60.0)
+    await rival.draw(claim)
     if where == "reading":
-        await rival.inspect("a")
         await mysql_server.execute(LONG_LINE)
+        await mysql_server.execute("UPDATE fencing_line SET others = 1, drawn = 1000")
     async with worker_processes() as start:
         worker = await start(Path(__file__).with_name("mysql_frozen.py"), mysql_server.url, "a", where)
         await worker.says("ready")
         await worker.go_on()
         await until(lambda: state(worker.process.pid) == "T", what="it stands still")
-        assert isinstance(await answered(lambda: rival.acquire(claim), within=10.0), Grant)
+        assert await answered(lambda: rival.give_back(claim), within=10.0) is None
+        claim = Claim("a", 60.0)
+        assert (await rival.draw(claim)).token is not None
         worker.cont()
         assert await worker.says("answered") == [outcome]
         await worker.ended()
-    await rival.release(claim)
+    await rival.give_back(claim)
 
 
 async def test_a_row_that_an_operator_locks_is_waited_for_and_holds_up_no_lease(mysql_server, backend):
-    await backend.acquire(Claim("a", 60.0))
+    await backend.draw(Claim("a", 60.0))
     async with opened(mysql_server.url) as (locks, log), staying(locks.lock("b", **SHORT)) as free:
         await log.seen(Renewed)
         async with in_transaction(mysql_server, LOCKED.format("a")):
             waiter = Stay(locks.lock("a", wait=PATIENCE), work=0)
-            await running(mysql_server, "INSERT INTO fencing_lock")
+            await running(mysql_server, "INSERT INTO fencing_line")
             await log.seen(Renewed, len(log.of(Renewed)) + 6)
         assert free.lost is None
         await free.end()
         await waiter.abandon()
 
 
-@pytest.mark.parametrize("statement", [LOCKED.format("a"), "LOCK TABLES fencing_lock WRITE"], ids=["row", "table"])
+@pytest.mark.parametrize("statement", [LOCKED.format("a"), "LOCK TABLES fencing_line WRITE"], ids=["row", "table"])
 async def test_what_an_operator_locks_is_a_clear_error_and_then_goes_on(statement, mysql_server, backend):
     held = Claim("a", 60.0)
-    await backend.acquire(held)
+    await backend.draw(held)
     async with in_transaction(mysql_server, statement):
         with pytest.raises(BackendUnavailableError, match=r"another transaction keeps the row of the lock.* locked"):
-            await backend.acquire(Claim("a", 60.0))
-    assert list(await backend.renew([held])) == [Renewal.RENEWED]
-    assert isinstance(await backend.acquire(Claim("a", 60.0)), Busy)
+            await backend.draw(Claim("a", 60.0))
+    assert await holds(backend, held)
+    assert (await backend.draw(Claim("a", 60.0))).token is None
 
 
 async def test_a_wait_that_ends_in_the_middle_of_a_transaction_undoes_all_of_it(mysql_server, backend):
     """The server itself would undo the last statement alone, and a later COMMIT would keep the rest."""
-    raised = [f"UPDATE fencing_lock SET token = 1 WHERE name = '{name}'" for name in "ab"]
+    raised = [f"UPDATE fencing_line SET last = 1 WHERE name = '{name}'" for name in "ab"]
     claims = [Claim(name, 60.0) for name in "ab"]
-    tokens = [grant.token for grant in [await backend.acquire(claim) for claim in claims]]
+    tokens = [place.token for place in [await backend.draw(claim) for claim in claims]]
 
     async def work(_answers: object) -> tuple[list[str], None]:
         return raised, None
 
     async with in_transaction(mysql_server, LOCKED.format("b")):
         with pytest.raises(Exception, match="1205"):
-            await backend._mysql._connection.run(lambda session: session.transact([store.lock("a")], work))
-    await backend.acquire(claims[0])
-    found = await mysql_server.fetch("SELECT token FROM fencing_lock ORDER BY name")
+            await backend._mysql.connection.run(lambda session: session.transact([lines.wait_for("a")], work))
+    await backend.draw(claims[0])
+    found = await mysql_server.fetch("SELECT last FROM fencing_line ORDER BY name")
     assert [token for (token,) in found] == tokens
 
 

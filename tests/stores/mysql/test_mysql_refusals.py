@@ -20,11 +20,10 @@ from serving import serving
 from stays import LEAVING, PATIENCE, SHORT, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, LockHeldError, connect
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Gone, Place
 from fencing_sdk.backends.mysql import MysqlBackend, errors, from_url
 from fencing_sdk.backends.mysql.connection import MysqlSession
 from fencing_sdk.errors import BackendError, ConfigurationError, UsageError
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["mysql_fixtures"]
 
@@ -160,7 +159,7 @@ def test_a_url_that_cannot_work_is_refused_without_repeating_it(url):
 def test_no_password_in_the_repr_of_what_knows_it():
     backend = MysqlBackend(f"mysql://u:{WRONG}@h/db")
     store = backend._mysql
-    shown = f"{backend!r} {store!r} {store.dialer!r} {store.dialer.hosts!r} {store._connection!r} {vars(backend)!r}"
+    shown = f"{backend!r} {store!r} {store.dialer!r} {store.dialer.hosts!r} {store.connection!r} {vars(backend)!r}"
     assert WRONG not in shown
     with pytest.raises(UsageError, match="cannot be copied or pickled"):
         pickle.dumps(backend)
@@ -353,7 +352,7 @@ async def test_tables_of_another_version_are_refused_and_named(mysql_server):
     url = mysql_server.url
     async with opened(url) as (locks, _), locks.lock("a"):
         pass
-    mysql_server.ask("ALTER TABLE fencing_lock DROP COLUMN grants")
+    mysql_server.ask("ALTER TABLE fencing_line DROP COLUMN others")
     error = await complaint(url)
     assert refused(error)
     assert "its tables named fencing_... are not those of this version" in str(error)
@@ -363,7 +362,7 @@ async def test_tables_that_are_dropped_while_a_client_is_open_are_created_again(
     async with opened(mysql_server.url) as (locks, _):
         async with locks.lock("a") as lease:
             before = lease.token
-        mysql_server.ask("DROP TABLE fencing_lock, fencing_waiter, fencing_sign, fencing_revoked, fencing_bell")
+        mysql_server.ask("DROP TABLE fencing_line, fencing_ticket, fencing_bell")
         async with staying(locks.lock("a")) as stay:
             assert stay.token > before
             await stay.end()
@@ -411,11 +410,10 @@ NAMES = [
 
 async def test_names_that_a_collation_takes_for_one_are_different_locks(mysql_server):
     async with aclosing(from_url(mysql_server.url)) as backend:
-        grants = [await backend.acquire(Claim(name, 60.0)) for name in NAMES]
-        assert [type(grant) for grant in grants] == [Grant] * len(NAMES)
-        listing = await backend.list_holders("", None, 100)
-        assert [holder.name for holder in listing.holders] == sorted(NAMES, key=str.encode)
-        assert [holder.name for holder in (await backend.list_holders("a", None, 100)).holders] == ["a", "a ", "a  "]
+        places = [await backend.draw(Claim(name, 60.0)) for name in NAMES]
+        assert None not in [place.token for place in places]
+        assert await backend.names("", None, 100) == (sorted(NAMES, key=str.encode), None)
+        assert await backend.names("a", None, 100) == (["a", "a ", "a  "], None)
 
 
 TEXTS = ["", 'it\'s \\ "quoted" `so` %s %', "\0 \x1a \n", "äß€\U0001f512", "*/ x'00'", " "]
@@ -425,28 +423,28 @@ TEXTS = ["", 'it\'s \\ "quoted" `so` %s %', "\0 \x1a \n", "äß€\U0001f512", "
 async def test_labels_and_reasons_come_back_as_they_were(text, mysql_server):
     async with aclosing(from_url(mysql_server.url)) as backend:
         held = Claim("a", 60.0, label=text)
-        grant = await backend.acquire(held)
-        assert (await backend.inspect("a")).label == text
-        async with in_line(backend, Claim("a", 60.0, label=text)):
-            assert [waiting.label for waiting in await backend.list_waiters("a")] == [text]
-        await backend.revoke("a", grant.token, text)
-        assert [renewal.reason for renewal in await backend.renew([held])] == [text]
+        place = await backend.draw(held)
+        await backend.draw(Claim("a", 60.0, label=text))
+        assert [[seen.label for seen in line] for line in await backend.tickets(["a"])] == [[text, text]]
+        await backend.end("a", place.token, text)
+        assert await backend.keep([(held, place.number)]) == [Gone(text, taken=True)]
 
 
 async def test_a_reason_with_a_lone_surrogate_is_refused_and_takes_nothing_away(mysql_server):
     async with aclosing(from_url(mysql_server.url)) as backend:
         held = Claim("a", 60.0)
-        grant = await backend.acquire(held)
+        place = await backend.draw(held)
         with pytest.raises(BackendRefusedError, match="not valid Unicode"):
-            await backend.revoke("a", grant.token, "lone \ud800 surrogate")
-        assert list(await backend.renew([held])) == [Renewal.RENEWED]
+            await backend.end("a", place.token, "lone \ud800 surrogate")
+        assert await backend.keep([(held, place.number)]) == [place]
 
 
 async def test_a_text_that_is_too_long_for_a_packet_is_refused_and_nothing_else(start_mysql):
     server = await asyncio.to_thread(start_mysql, max_allowed_packet=1_048_576)
     async with aclosing(from_url(server.url)) as backend:
         with pytest.raises(BackendError):  # MariaDB may cut the connection before its answer is read
-            await backend.acquire(Claim("a", 60.0, label="x" * 1_000_000))
-        assert await backend.inspect("a") is None
-        assert isinstance(await backend.acquire(Claim("a", 60.0, label="x" * 100_000)), Grant)
-        assert (await backend.inspect("a")).label == "x" * 100_000
+            await backend.draw(Claim("a", 60.0, label="x" * 1_000_000))
+        assert await backend.tickets(["a"]) == [[]]
+        assert isinstance(await backend.draw(Claim("a", 60.0, label="x" * 100_000)), Place)
+        ((seen,),) = await backend.tickets(["a"])
+        assert seen.label == "x" * 100_000

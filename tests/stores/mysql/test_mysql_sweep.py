@@ -10,17 +10,18 @@ from mysql_server import MysqlServer
 from mysql_stage import in_transaction
 from stays import eventually
 
-from fencing_sdk.abc import Claim, Grant
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.mysql import MysqlBackend, from_url
-from fencing_sdk.backends.mysql.store import Sweeper
+from fencing_sdk.backends.mysql.connection import NOW
+from fencing_sdk.backends.mysql.sweep import Sweeper
 
 pytestmark = pytest.mark.slow
 
 pytest_plugins = ["mysql_fixtures"]
 
-WEEK = 8 * 86_400
-NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-OLD = f"{NOW} - {WEEK} * 1000000"
+OLD = f"{NOW} - 8 * 86400 * 1000000"
+DEAD = "('a', {}, '{}', 'lock', 1, NULL, '', NULL, NULL, {}, 1, 1, NULL)"
+"""A ticket."""
 
 
 @pytest.fixture
@@ -30,64 +31,73 @@ async def backend(mysql_server: MysqlServer) -> AsyncIterator[MysqlBackend]:
         yield made
 
 
-async def swept(backend: MysqlBackend, retention: float) -> None:
-    await backend._mysql._connection.run(Sweeper(backend._mysql._connection, retention).sweep)
+async def swept(backend: MysqlBackend) -> bool:
+    return await backend._mysql.connection.run(Sweeper(backend._mysql).sweep)
 
 
 async def names(server: MysqlServer) -> list[str]:
-    return [name.decode() for (name,) in await server.fetch("SELECT name FROM fencing_lock ORDER BY name")]
+    return [name.decode() for (name,) in await server.fetch("SELECT name FROM fencing_line ORDER BY name")]
 
 
 async def used(backend: MysqlBackend, name: str) -> int:
     claim = Claim(name, 60.0)
-    grant = await backend.acquire(claim)
-    assert isinstance(grant, Grant)
-    await backend.release(claim)
-    return grant.token
+    place = await backend.draw(claim)
+    assert isinstance(place, Place)
+    await backend.give_back(claim)
+    return place.token
 
 
 async def grown_old(server: MysqlServer) -> None:
-    await server.execute(f"UPDATE fencing_lock SET held_until = {OLD} WHERE name LIKE 'old%'")
+    await server.execute(
+        "UPDATE fencing_line SET last = last - 8 * 86400 * 100000 WHERE name LIKE 'old%' AND last > 1000"
+    )
 
 
-async def test_old_rows_of_free_locks_go_and_their_tokens_grow_on(mysql_server, backend):
+async def test_old_rows_of_free_names_go_and_their_tokens_grow_on(mysql_server, backend):
     before = await used(backend, "old")
     await used(backend, "young")
-    await backend.acquire(Claim("held", 60.0))
+    await backend.draw(Claim("old, held", 60.0))
     await grown_old(mysql_server)
-    await swept(backend, 3600.0)
-    assert await names(mysql_server) == ["held", "young"]
+    await swept(backend)
+    assert await names(mysql_server) == ["old, held", "young"]
     assert await used(backend, "old") > before
-    await swept(backend, 0.0)
-    assert await names(mysql_server) == ["held"]
+
+
+async def test_a_name_whose_line_has_but_the_dead_goes(mysql_server, backend):
+    await used(backend, "old")
+    for owner in "xy":
+        await mysql_server.execute(
+            f"INSERT INTO fencing_ticket VALUES {DEAD.format(ord(owner), owner, OLD)}".replace("'a'", "'old'")
+        )
+    await mysql_server.execute("UPDATE fencing_line SET others = 1")
+    await grown_old(mysql_server)
+    await swept(backend)
+    await swept(backend)
+    assert await names(mysql_server) == []
 
 
 async def test_what_killed_clients_left_goes_and_what_lives_stays(mysql_server, backend):
-    for age, name in ((NOW, "new"), (OLD, "old")):
+    for number, age, name in ((1, f"{NOW} + 60000000", "new"), (3, OLD, "old")):
         await mysql_server.execute(
-            f"INSERT INTO fencing_revoked VALUES ('{name}', 'x', {age} + 60 * 1000000, '');"
             f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{name}', 'x', {age});"
-            f"INSERT INTO fencing_sign VALUES ('{name}', {age});"
-            "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, since)"
-            f" VALUES ('a', '{name}', '{name}', '', '', 'lock', {OLD})"
+            f"INSERT INTO fencing_ticket VALUES {DEAD.format(number, name, age)}"
         )
-    await swept(backend, 3600.0)
-    for column in ("name FROM fencing_revoked", "client FROM fencing_bell", "owner FROM fencing_waiter"):
+    await swept(backend)
+    for column in ("client FROM fencing_bell", "owner FROM fencing_ticket"):
         assert await mysql_server.fetch(f"SELECT {column}") == [(b"new",)], column
-    assert await mysql_server.fetch("SELECT waiter_group FROM fencing_sign") == [(b"new",)]
 
 
 @pytest.mark.parametrize(("tokens", "left"), [("hybrid", ["first"]), ("counter", ["first", "old"])])
 async def test_rows_are_deleted_by_the_way_but_never_with_a_counter(tokens, left, mysql_server):
     async with aclosing(from_url(mysql_server.url, tokens=tokens)) as backend:
         first = await used(backend, "old")
-        await mysql_server.execute(f"INSERT INTO fencing_revoked VALUES ('gone', 'x', {OLD}, '')")
+        await mysql_server.execute(f"INSERT INTO fencing_bell (client, message, sent) VALUES ('gone', 'x', {OLD})")
         await grown_old(mysql_server)
-        backend._mysql._sweeper._due = 0.0
+        backend._sweeper._due = 0.0
         await used(backend, "first")
 
         async def done() -> bool:
-            return await names(mysql_server) == left and not await mysql_server.fetch("SELECT 1 FROM fencing_revoked")
+            return await names(mysql_server) == left and not await mysql_server.fetch("SELECT 1 FROM fencing_bell")
 
         await eventually(done, what=f"{left} are left")
         if tokens == "counter":
@@ -100,8 +110,8 @@ async def test_a_walk_begins_at_a_name_in_use_and_passes_over_none(mysql_server)
             await used(backend, name)
         await grown_old(mysql_server)
         for left in (["old a"], []):
-            backend._mysql._sweeper._due = 0.0
-            backend._mysql._sweeper.start_if_due("old m")
+            backend._sweeper._due = 0.0
+            backend._sweeper.start_if_due("old m")
 
             async def done(left: list[str] = left) -> bool:
                 return await names(mysql_server) == left
@@ -113,9 +123,9 @@ async def test_a_token_ahead_of_the_clock_is_not_forgotten(mysql_server, backend
     """As after a clock that was ahead and was set right: the next token would be lower."""
     await used(backend, "old")
     await grown_old(mysql_server)
-    ahead = int(await mysql_server.value("SELECT token FROM fencing_lock")) + 10**8
-    await mysql_server.execute(f"UPDATE fencing_lock SET token = {ahead}")
-    await swept(backend, 3600.0)
+    ahead = int(await mysql_server.value("SELECT last FROM fencing_line")) + 10 * 86400 * 100000
+    await mysql_server.execute(f"UPDATE fencing_line SET last = {ahead}")
+    await swept(backend)
     assert await names(mysql_server) == ["old"]
     assert await used(backend, "old") == ahead + 1
 
@@ -124,34 +134,30 @@ async def test_a_client_with_hybrid_tokens_keeps_the_counters_of_another(mysql_s
     async with aclosing(from_url(mysql_server.url, tokens="counter")) as other:
         assert [await used(other, "old"), await used(other, "old")] == [1, 2]
         await grown_old(mysql_server)
-        await swept(backend, 3600.0)
+        await swept(backend)
         assert await used(other, "old") == 3
 
 
-async def test_many_locks_are_looked_at_page_by_page(mysql_server, backend, monkeypatch):
+async def test_many_names_are_looked_at_page_by_page(mysql_server, backend, monkeypatch):
     """Renewals wait for each of them."""
-    monkeypatch.setattr("fencing_sdk.backends.mysql.store._AT_ONCE", 2)
+    monkeypatch.setattr("fencing_sdk.backends.mysql.sweep._AT_ONCE", 2)
     every = ["old 1", "old 2", "old 3", "p", "q"]
     for name in every:
         await used(backend, name)
     await grown_old(mysql_server)
-    sweeper, left = Sweeper(backend._mysql._connection, 3600.0), []
+    sweeper, left = Sweeper(backend._mysql), []
     for _ in range(3):
-        more = await backend._mysql._connection.run(sweeper.sweep)
+        more = await backend._mysql.connection.run(sweeper.sweep)
         left.append((await names(mysql_server), more))
     assert left == [(every[2:], True), (every[3:], True), (every[3:], False)]
-    await used(backend, "old 1")
-    await grown_old(mysql_server)
-    await backend._mysql._connection.run(sweeper.sweep)
-    assert await names(mysql_server) == every[3:]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
 async def test_a_listing_passes_over_many_free_locks_page_by_page(limit, mysql_server, backend, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.mysql.store.PAGE", 2)
+    monkeypatch.setattr("fencing_sdk.backends.mysql.PAGE", 2)
     held = ["p1", "p4", "p5", "p9"]
     for name in ["o", *(f"p{number}" for number in range(10)), "q"]:
-        await (backend.acquire(Claim(name, 60.0)) if name in {"o", *held, "q"} else used(backend, name))
+        await (backend.draw(Claim(name, 60.0)) if name in {"o", *held, "q"} else used(backend, name))
     asked, ask = [], backend._mysql.ask
 
     async def noted(statement: str) -> object:
@@ -161,15 +167,14 @@ async def test_a_listing_passes_over_many_free_locks_page_by_page(limit, mysql_s
     monkeypatch.setattr(backend._mysql, "ask", noted)
     listed, cursor = [], None
     while not listed or cursor is not None:
-        page = await backend.list_holders("p", cursor, limit)
-        listed += [holder.name for holder in page.holders]
-        cursor = page.cursor
+        page, cursor = await backend.names("p", cursor, limit)
+        listed += page
     assert listed == held
     if limit == 10:
         assert len(asked) == 2 * (10 // 2) + 2  # after five whole pages, there may be more
 
 
-LOCKED = ["fencing_lock", "fencing_revoked", "fencing_bell", "fencing_sign", "fencing_waiter"]
+LOCKED = ["fencing_line", "fencing_bell", "fencing_ticket"]
 
 
 @pytest.mark.parametrize("table", LOCKED)
@@ -178,16 +183,12 @@ async def test_a_row_that_is_locked_does_not_hold_the_sweep_up(table, mysql_serv
     for number in range(3):
         await used(backend, f"old {number}")
         await mysql_server.execute(
-            f"INSERT INTO fencing_revoked VALUES ('{number}', 'x', {OLD}, '');"
             f"INSERT INTO fencing_bell (client, message, sent) VALUES ('{number}', 'x', {OLD});"
-            f"INSERT INTO fencing_sign VALUES ('{number}', {OLD});"
-            "INSERT INTO fencing_waiter (name, owner, waiter_group, box, ticket, mode, since)"
-            f" VALUES ('a', '{number}', '{number}', '', '', 'lock', {OLD})"
+            f"INSERT INTO fencing_ticket VALUES {DEAD.format(number, number, OLD)}"
         )
     await grown_old(mysql_server)
-    async with in_transaction(mysql_server, f"SELECT * FROM {table} ORDER BY 1 LIMIT 1 FOR UPDATE"):
-        await swept(backend, 3600.0)
-        left = [each for each in LOCKED if await mysql_server.fetch(f"SELECT 1 FROM {each}")]
-        assert left == ([table, "fencing_waiter"] if table == "fencing_sign" else [table])
-    await swept(backend, 3600.0)
+    async with in_transaction(mysql_server, f"SELECT * FROM {table} ORDER BY 1, 2 LIMIT 1 FOR UPDATE"):
+        await swept(backend)
+        assert [each for each in LOCKED if await mysql_server.fetch(f"SELECT 1 FROM {each}")] == [table]
+    await swept(backend)
     assert [each for each in LOCKED if await mysql_server.fetch(f"SELECT 1 FROM {each}")] == []

@@ -12,11 +12,11 @@ from pgbouncer import PgBouncer
 from postgresql_replicas import Replicated
 from postgresql_server import FORGETFUL, PostgresqlServer
 from postgresql_stage import ENDS, line, nothing_left, sessions, terminate, waiting
-from revocation_notices_suite import FAR, heard, holding, listening, shorten_the_moment, watcher
+from revoking_suite import FAR, revoked
 from stays import LONG, PATIENCE, SHORT, Stay, answered, eventually, opened, renewed_or_over, staying
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError, connect
-from fencing_sdk.abc import Claim, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.postgresql import from_url
 from fencing_sdk.backends.postgresql.driver import PostgresqlSession
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
@@ -103,7 +103,7 @@ async def test_of_two_hosts_the_primary_is_found(order, postgresql_group):
         for _ in range(3):
             async with locks.lock("a", wait=PATIENCE):
                 pass
-    assert await group.primary.value("SELECT count(*) FROM fencing.fencing_lock") == 1
+    assert await group.primary.value("SELECT count(*) FROM fencing.fencing_line") == 1
 
 
 def swapped(group: Replicated) -> str:
@@ -125,7 +125,7 @@ async def test_a_client_of_two_hosts_follows_a_failover_with_its_lease(how, post
             await log.seen(Renewed, renewed + 2)
             found = await answered(lambda: locks.inspect("a"))
             assert (found.token, found.id) == (stay.token, stay.lease.holder)
-            assert await promoted.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == stay.token
+            assert await promoted.value("SELECT min(token) FROM fencing.fencing_ticket WHERE name = 'a'") == stay.token
             await stay.end()
         async with locks.lock("a", wait=PATIENCE) as lease:
             assert lease.token > stay.token
@@ -162,7 +162,7 @@ async def test_a_primary_that_becomes_a_standby_is_left_for_the_other(postgresql
         promoted = await group.promote()
         renewed = len(log.of(Renewed))
         await log.seen(Renewed, renewed + 1)
-        assert await promoted.value("SELECT token FROM fencing.fencing_lock WHERE name = 'a'") == stay.token
+        assert await promoted.value("SELECT min(token) FROM fencing.fencing_ticket WHERE name = 'a'") == stay.token
         await stay.end()
     assert log.of(Lost) == []
 
@@ -199,21 +199,23 @@ async def test_what_was_granted_and_renewed_before_a_crash_is_kept_after_it(star
     server = start_postgresql(**FORGETFUL)
     backend = from_url(server.url)
     claim = Claim("a", 60.0)
-    granted = await backend.acquire(claim)
+    place = await backend.draw(claim)
     for _ in range(2):
         ends = await server.value(ENDS, "a")
         await asyncio.to_thread(crash, server, "kill")
         assert await server.value(ENDS, "a") == ends
-        assert await eventually(lambda: renewed(backend, claim), what="it is renewed")
-    assert (await backend.inspect("a")).token == granted.token
-    await backend.release(claim)
+        assert await eventually(lambda: kept(backend, claim), what="it is kept")
+    ((seen,),) = await backend.tickets(["a"])
+    assert seen.token == place.token
+    await backend.give_back(claim)
     await backend.aclose()
     await nothing_left(server)
 
 
-async def renewed(backend, claim) -> bool:
+async def kept(backend, claim) -> bool:
     try:
-        return await backend.renew([claim]) == [Renewal.RENEWED]
+        (answer,) = await backend.keep([(claim, 0)])
+        return isinstance(answer, Place)
     except BackendUnavailableError:
         return False
 
@@ -264,14 +266,14 @@ async def test_a_restart_for_longer_than_the_lease_ends_the_body_in_time(start_p
 
 @pytest.mark.parametrize("which", ["query ILIKE 'listen%'", "query NOT ILIKE 'listen%'", "true"])
 async def test_a_terminated_session_costs_waiters_a_moment(which, postgresql_server, monkeypatch):
-    listener = "fencing_sdk.backends.postgresql.waiters"
+    listener = "fencing_sdk.backends.postgresql.listener"
     monkeypatch.setattr(f"{listener}.ECHO_PATIENCE", PATIENCE)  # on a slow machine an echo takes long
     server = postgresql_server
     async with opened(server.url) as (locks, _), opened(server.url) as (others, log):
         async with staying(others.lock("a", **LONG | {"ttl": 20})) as stay:
             waiters = [Stay(locks.lock("a", ttl=60), work=0) for _ in range(10)]
             await waiting(server, 10)
-            await until(lambda: locks._backend._waiters.listener.listening)
+            await until(lambda: locks._backend._listener.listening)
             assert await terminate(server, which) > 0
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 1)
@@ -335,7 +337,7 @@ async def test_a_backend_that_is_closed_when_its_connection_has_been_opened_leav
 
     monkeypatch.setattr(backend._connection, "_dial_session", open_and_be_closed)
     with pytest.raises(BackendUnavailableError):
-        await backend.inspect("a")
+        await backend.tickets(["a"])
     await closing[0]
     assert await eventually(lambda: none_left(postgresql_server), what="no connection is left", within=5)
 
@@ -344,42 +346,39 @@ async def none_left(server) -> bool:
     return not await sessions(server)
 
 
-# An operator takes a lock away on PostgreSQL: a message tells the holder, and a look what it has missed.
+# Bells: what was rung while the connection was broken is heard when it is back, and without one by the next keep.
 
 
 ODD = 'Ü "b", c'
 
 
-@pytest.fixture
-def short(monkeypatch):
-    shorten_the_moment(monkeypatch)
+async def listening(locks) -> None:
+    await until(lambda: locks._backend._listener.listening)
 
 
-@pytest.mark.usefixtures("short")
-async def test_the_holder_is_told_whatever_the_schema_and_the_lock_are_called(postgresql_server):
+async def test_the_holder_hears_whatever_the_schema_and_the_lock_are_called(postgresql_server):
     name = ODD * 25
-    async with holding(postgresql_server.url, name, schema=ODD) as (_, (stay,)):
+    async with opened(postgresql_server.url, schema=ODD) as (locks, _), staying(locks.lock(name, **FAR)) as stay:
         async with connect(postgresql_server.url, schema=ODD) as operator:
             assert await operator.revoke(name, token=stay.token, reason="hangs")
-        await heard(stay)
+        await revoked(stay)
 
 
-@pytest.mark.usefixtures("short")
-async def test_what_was_revoked_while_the_connection_was_broken_is_told_when_it_is_back(
+async def test_what_was_ended_while_the_connection_was_broken_is_heard_when_it_is_back(
     postgresql_server, postgresql_proxy
 ):
-    async with holding(postgresql_proxy.url, "a", "b") as (locks, (stay, kept)):
-        postgresql_proxy.refuse()
-        postgresql_proxy.cut()
-        await until(lambda: not watcher(locks)._listening)
-        async with connect(postgresql_server.url) as operator:
+    async with opened(postgresql_proxy.url) as (locks, _), connect(postgresql_server.url) as operator:
+        async with staying(locks.lock("a", **FAR)) as stay, staying(locks.lock("b", **FAR)) as kept:
+            await listening(locks)
+            postgresql_proxy.refuse()
+            postgresql_proxy.cut()
+            await until(lambda: not locks._backend._listener.listening)
             assert await operator.revoke("a", token=stay.token, reason="hangs")
-        postgresql_proxy.heal()
-        await heard(stay)
-        await kept.end()
+            postgresql_proxy.heal()
+            await revoked(stay)
+            await kept.end()
 
 
-@pytest.mark.usefixtures("short")
 async def test_a_connection_that_ends_as_it_begins_to_listen_is_followed_by_another(postgresql_server, monkeypatch):
     listen, dropped = PostgresqlSession.listen, []
 
@@ -395,33 +394,43 @@ async def test_a_connection_that_ends_as_it_begins_to_listen_is_followed_by_anot
         async with staying(locks.lock("a", **FAR)) as stay:
             await until(lambda: dropped)
             assert await operator.revoke("a", token=stay.token, reason="hangs")
-            await heard(stay)
+            await revoked(stay)
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("options", [{}, {"pooled": True}], ids=["as it comes", "pooled"])
-async def test_behind_a_pooling_proxy_the_next_renewal_tells_and_no_session_is_left_listening(
+async def test_behind_a_pooling_proxy_the_next_keep_finds_it_and_no_session_is_left_listening(
     options, pgbouncer, postgresql_server
 ):
     with PgBouncer(postgresql_server, binary=pgbouncer.binary, default_pool_size=1) as narrow:
         application = await asyncpg.connect(narrow.url, statement_cache_size=0)
         try:
-            async with opened(narrow.url, **options) as (locks, _), staying(locks.lock("a", **LONG)) as stay:
-                await listening(locks)
-                assert await application.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
+            async with opened(narrow.url, **options) as (locks, log), staying(locks.lock("a", **LONG)) as stay:
+                await log.seen(Renewed, 2)
+                await eventually(lambda: _none_listens(application), what="no session listens")
                 assert await locks.revoke("a", token=stay.token, reason="hangs")
-                await heard(stay)
+                await revoked(stay)
         finally:
             await application.close()
 
 
-@pytest.mark.usefixtures("short")
+async def _none_listens(application) -> bool:
+    return await application.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
+
+
+async def test_a_short_hold_does_not_listen(postgresql_server):
+    async with opened(postgresql_server.url) as (locks, _):
+        for _ in range(20):
+            async with locks.lock("a"):
+                pass
+        assert len(await sessions(postgresql_server)) == 1
+
+
 async def test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_functions(
     postgresql_server: PostgresqlServer,
 ):
     server = postgresql_server
-    async with holding(server.url, "a") as (_, (stay,)):
-        for function in ("fencing_revoke", "fencing_acquire_fenced"):
+    async with opened(server.url) as (locks, _), staying(locks.lock("a", **FAR)) as stay:
+        for function in ("fencing_end", "fencing_sweep"):
             await server.execute(f"DROP FUNCTION fencing.{function}")
         await server.execute("CREATE FUNCTION fencing.fencing_older() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
         with pytest.raises(BackendRefusedError, match="fencing init"):
@@ -430,4 +439,4 @@ async def test_a_schema_of_another_version_is_completed_and_keeps_its_locks_and_
         async with connect(server.url) as operator:
             assert await operator.revoke("a", token=stay.token, reason="hangs")
             assert await server.value("SELECT fencing.fencing_older()") == "x"
-        await heard(stay)
+        await revoked(stay)

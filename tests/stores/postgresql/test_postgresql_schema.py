@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import asyncpg
 import pytest
@@ -18,7 +18,7 @@ from postgresql_stage import LISTENING, everything_works, nothing_left, refusals
 from stays import LONG, PATIENCE, Stay, answered, eventually, opened, staying
 
 from fencing_sdk import BackendUnavailableError, connect
-from fencing_sdk.abc import LOCK, READER, Busy, Claim, Grant, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, Busy, Claim, Permit, Place
 from fencing_sdk.backends.postgresql import PostgresqlBackend
 from fencing_sdk.errors import BackendRefusedError
 from fencing_sdk.events import Lost, RenewalFailed, Renewed
@@ -43,93 +43,84 @@ async def test_a_schema_may_have_nearly_any_name(schema, postgresql_server):
 
 async def test_many_clients_may_create_the_tables_at_once(postgresql_server, patient_postgresql):
     backends = [PostgresqlBackend(postgresql_server.url) for _ in range(12)]
-    outcomes = await asyncio.gather(*(backend.acquire(Claim("a", 30.0)) for backend in backends))
+    claims = [Claim("a", 30.0) for _ in backends]
+    places = await asyncio.gather(*(each.draw(claim) for each, claim in zip(backends, claims, strict=True)))
     await asyncio.gather(*(backend.aclose() for backend in backends))
-    assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 1
+    assert sum(place.token is not None for place in places) == 1
 
 
 async def test_without_create_a_missing_schema_names_the_way_out(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url, create=False)
-    with pytest.raises(BackendRefusedError, match="fencing init"):
-        await backend.acquire(Claim("a", 30.0))
-    await backend.create_schema()
-    assert isinstance(await backend.acquire(Claim("a", 30.0)), Grant)
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(postgresql_server.url, create=False)) as backend:
+        with pytest.raises(BackendRefusedError, match="fencing init"):
+            await backend.draw(Claim("a", 30.0))
+        await backend.create_schema()
+        assert (await backend.draw(Claim("a", 30.0))).token is not None
 
 
 async def test_tables_dropped_under_a_client_are_created_again(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    first = await backend.acquire(Claim("a", 30.0))
-    await postgresql_server.execute("DROP SCHEMA fencing CASCADE")
-    second = await backend.acquire(Claim("a", 30.0))
-    await backend.aclose()
-    assert isinstance(first, Grant)
-    assert isinstance(second, Grant)
-    assert second.token > first.token
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        first = await backend.draw(Claim("a", 30.0))
+        await postgresql_server.execute("DROP SCHEMA fencing CASCADE")
+        second = await backend.draw(Claim("a", 30.0))
+    assert first.token < second.token
 
 
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_grant_is_durable_whatever_the_database_says(known, postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.open()
-    if known:  # a row that is there and free is granted by a shorter way
-        await backend.acquire(claim := Claim("a", 30.0))
-        await backend.release(claim)
-    await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
-    async with postgresql_server.connected() as connection, connection.transaction():
-        assert await connection.fetchval("SHOW synchronous_commit") == "off"
-        statement, arguments = backend._requests.acquisition(Claim("a", 30.0), None, None)
-        await connection.fetchrow(statement, *arguments)
-        assert await connection.fetchval("SHOW synchronous_commit") == "on"
-    async with postgresql_server.connected() as connection, connection.transaction():
-        arguments = backend._requests.renew_arguments([Claim("a", 30.0)], 0)
-        await connection.fetchrow(backend._requests.renew, *arguments)
-        assert await connection.fetchval("SHOW synchronous_commit") == "on"
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        await backend.open()
+        if known:  # a line that is there and empty is drawn from by a shorter way
+            await backend.draw(claim := Claim("a", 30.0))
+            await backend.give_back(claim)
+        await postgresql_server.execute(f"ALTER DATABASE {postgresql_server.database} SET synchronous_commit = off")
+        claim = Claim("a", 30.0)
+        drawing = backend._draw, (claim.name, claim.owner, "lock", 1, None, 30_000_000, "", False, True)
+        keeping = backend._keep, ([claim.name], [claim.owner], ["0"], ["60000000"], True)
+        async with postgresql_server.connected() as connection:
+            for statement, arguments in (drawing, keeping):
+                async with connection.transaction():
+                    assert await connection.fetchval("SHOW synchronous_commit") == "off"
+                    await connection.fetchrow(statement, *arguments)
+                    assert await connection.fetchval("SHOW synchronous_commit") == "on"
 
 
-async def sweep(server, seconds=0.0):
-    await server.execute("UPDATE fencing.fencing_floor SET swept_at = '-infinity', swept_to = ''")
-    return await server.value("SELECT fencing.fencing_sweep($1)", seconds)
+ALL = 2**62
+"""A token below which a sweep forgets every line without tickets."""
 
 
 async def test_a_sweep_deletes_what_is_free_and_never_lowers_a_token(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
-    for _ in range(3):
-        claim = Claim("a", 30.0)
-        await backend.acquire(claim)
-        await backend.release(claim)
-    held = Claim("b", 30.0)
-    await backend.acquire(held)
-    assert await sweep(postgresql_server, 3600.0) == 0
-    assert await sweep(postgresql_server) == 1
-    assert await postgresql_server.value("SELECT fencing.fencing_sweep(0)") == 0  # not twice within a minute
-    assert await backend.acquire(Claim("a", 30.0)) == Grant(4)
-    assert await backend.acquire(Claim("new", 30.0)) == Grant(4)
-    assert await backend.renew([held]) == [Renewal.RENEWED]
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(postgresql_server.url, tokens="counter")) as backend:
+        for _ in range(3):
+            await backend.draw(claim := Claim("a", 30.0))
+            await backend.give_back(claim)
+        await backend.draw(held := Claim("b", 30.0))
+        assert await postgresql_server.value("SELECT fencing.fencing_sweep(3)") == 0
+        assert await postgresql_server.value("SELECT fencing.fencing_sweep($1)", ALL) == 1
+        assert (await backend.draw(Claim("a", 30.0))).token == 4
+        assert (await backend.draw(Claim("new", 30.0))).token == 4
+        (place,) = await backend.keep([(held, 0)])
+        assert isinstance(place, Place)
 
 
-async def test_an_acquisition_that_waits_for_a_sweep_sees_its_floor(postgresql_server):
-    """A sweep is deleting the row while a client acquires the lock: its token must not be forgotten."""
-    backend = PostgresqlBackend(postgresql_server.url, tokens="counter")
-    claim = Claim("a", 30.0)
-    for _ in range(2):
-        await backend.acquire(claim)
-        await backend.release(claim)
-    async with postgresql_server.connected() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        assert await connection.fetchval("SELECT fencing.fencing_sweep(0)") == 1
-        asked = asyncio.create_task(backend.acquire(Claim("a", 30.0)))
-        await blocked(postgresql_server, asked)
-        await transaction.commit()
-    try:
-        outcome = await asked
-    except BackendUnavailableError:  # it waited for longer than a call may
-        outcome = await backend.acquire(Claim("a", 30.0))
-    assert outcome == Grant(3)
-    await backend.aclose()
+async def test_a_draw_that_waits_for_a_sweep_sees_its_floor(postgresql_server):
+    """A sweep is deleting the row while a client draws: its token must not be forgotten."""
+    async with aclosing(PostgresqlBackend(postgresql_server.url, tokens="counter")) as backend:
+        for _ in range(2):
+            await backend.draw(claim := Claim("a", 30.0))
+            await backend.give_back(claim)
+        last = Claim("a", 30.0)
+        async with postgresql_server.connected() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            assert await connection.fetchval("SELECT fencing.fencing_sweep($1)", ALL) == 1
+            asked = asyncio.create_task(backend.draw(last))
+            await blocked(postgresql_server, asked)
+            await transaction.commit()
+        try:
+            place = await asked
+        except BackendUnavailableError:  # it waited for longer than a call may
+            place = await backend.draw(last)
+        assert place.token == 3
 
 
 async def blocked(server, asked):
@@ -140,52 +131,48 @@ async def blocked(server, asked):
     assert isinstance(asked.exception(), Exception), "the call did not have to wait"
 
 
-@pytest.mark.parametrize("release", ["fencing_give_back", "fencing_release"])
-async def test_joining_the_line_waits_for_a_release_that_is_under_way(release, postgresql_server):
-    """A release that has looked at an empty line, and is not committed yet, would be missed."""
-    backend = PostgresqlBackend(postgresql_server.url)
-    holder, waiter = Claim("a", 30.0), Claim("a", 30.0)
-    await backend.acquire(holder)
-    join = backend._requests.join, (waiter.name, waiter.owner, "channel", "1", None, "lock", None)
-    async with postgresql_server.connected() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        assert await connection.fetchval(f"SELECT fencing.{release}($1, $2)", holder.name, holder.owner) == "1"
-        asked = asyncio.create_task(backend._connection.ask(*join))
-        await blocked(postgresql_server, asked)
-        await transaction.commit()
-    await asyncio.wait([asked])
-    await backend._connection.ask(*join)
-    assert isinstance(await backend.acquire(waiter), Grant)
-    await backend.aclose()
+async def test_a_draw_waits_for_the_ticket_that_is_being_given_back(postgresql_server):
+    """A give_back that has looked at a line with one ticket, and is not committed yet, would miss who joins it."""
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        await backend.draw(holder := Claim("a", 30.0))
+        waiter = Claim("a", 30.0)
+        async with postgresql_server.connected() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            was = await connection.fetchrow(backend._give_back, holder.name, holder.owner, 0, True)
+            assert was["was"]
+            asked = asyncio.create_task(backend.draw(waiter))
+            await blocked(postgresql_server, asked)
+            await transaction.commit()
+        await asyncio.wait([asked])
+        if asked.exception() is None:
+            assert asked.result().token is not None
+        assert (await backend.draw(waiter)).token is not None
 
 
 @pytest.mark.parametrize("mode", [LOCK, READER, Permit(of=2)], ids=lambda mode: mode.word)
 async def test_a_token_that_would_not_fit_is_refused_in_every_mode(mode, postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(claim := Claim("a", 30.0))
-    await backend.release(claim)
-    await postgresql_server.execute(f"UPDATE fencing.fencing_lock SET token = {TOKEN_LIMIT - 1}")
-    with pytest.raises(BackendRefusedError, match="53 bits"):
-        await backend.acquire(Claim("a", 30.0, mode=mode))
-    assert await backend.inspect("a") is None
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        await backend.draw(claim := Claim("a", 30.0))
+        await backend.give_back(claim)
+        await postgresql_server.execute(f"UPDATE fencing.fencing_line SET last = {TOKEN_LIMIT - 1}")
+        with pytest.raises(BackendRefusedError, match="53 bits"):
+            await backend.draw(Claim("a", 30.0, mode=mode))
+        assert await backend.tickets(["a"]) == [[]]
 
 
 async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgresql_server):
     """In a transaction that is not READ COMMITTED, the line would be seen as it was before."""
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(claim := Claim("a", 30.0))
-    await backend.release(claim)
-    acquire = backend._requests.acquisition(Claim("a", 30.0), None, None)
-    release = backend._requests.release, (claim.name, claim.owner)
-    for isolation in ("repeatable_read", "serializable"):
-        for statement, arguments in (acquire, release):
-            async with postgresql_server.connected() as connection:
-                with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
-                    async with connection.transaction(isolation=isolation):
-                        await connection.fetchrow(statement, *arguments)
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        await backend.draw(claim := Claim("a", 30.0))
+        await backend.give_back(claim)
+        drawing = backend._draw, ("a", claim.owner, "lock", 1, None, 30_000_000, "", False, True)
+        for isolation in ("repeatable_read", "serializable"):
+            for statement, arguments in (drawing, (backend._give_back, ("a", claim.owner, 0, True))):
+                async with postgresql_server.connected() as connection:
+                    with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
+                        async with connection.transaction(isolation=isolation):
+                            await connection.fetchrow(statement, *arguments)
 
 
 # Names, labels and paths that bite: texts are data, and nothing of the caller's search_path is ever called.
@@ -194,7 +181,7 @@ async def test_a_snapshot_from_before_the_row_was_locked_grants_nothing(postgres
 # Names and labels that are something else in another language.
 
 BITING = [
-    "'; DROP TABLE fencing.fencing_lock; --",
+    "'; DROP TABLE fencing.fencing_ticket; --",
     '"; DROP SCHEMA fencing CASCADE; --',
     "\\'; SELECT pg_sleep(60); --",
     "$1 $$ $fencing$ ${x} %s %(name)s {0} :name",
@@ -226,7 +213,7 @@ async def test_names_and_labels_are_data_and_nothing_else(postgresql_server):
 
         async with staying(others.lock("plain", ttl=20)) as plain:
             await asyncio.gather(*map(live, BITING))
-            names = [record["name"] for record in await server.fetch("SELECT name FROM fencing.fencing_lock")]
+            names = [record["name"] for record in await server.fetch("SELECT name FROM fencing.fencing_line")]
             assert sorted(names) == sorted(["plain", *BITING])
             await plain.end()
         assert log.of(Lost) == []
@@ -251,9 +238,8 @@ GRANT USAGE ON SCHEMA evil TO PUBLIC;
 CREATE DOMAIN evil.text AS pg_catalog.int4;
 CREATE DOMAIN evil.int8 AS pg_catalog.bool;
 CREATE DOMAIN evil.float8 AS pg_catalog.date;
-CREATE TABLE evil.fencing_lock (name pg_catalog.int4);
-CREATE TABLE evil.fencing_waiter (name pg_catalog.int4);
-CREATE TABLE evil.fencing_floor (name pg_catalog.int4);
+CREATE TABLE evil.fencing_line (name pg_catalog.int4);
+CREATE TABLE evil.fencing_ticket (name pg_catalog.int4);
 CREATE TABLE evil.pg_namespace (nspname pg_catalog.int4);
 CREATE FUNCTION evil.trap() RETURNS pg_catalog.text LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''evil ran''; END';
 """
@@ -322,8 +308,8 @@ async def test_nothing_in_the_search_path_is_ever_called(path, postgresql_server
 
 
 WHY = "default_transaction_read_only"
-TOKEN = "SELECT token FROM fencing.fencing_lock WHERE name = 'a'"
-ROWS = "SELECT name, owner, token, expires_at FROM fencing.fencing_lock ORDER BY name"
+TOKEN = "SELECT max(token) FROM fencing.fencing_ticket WHERE name = 'a'"
+ROWS = "SELECT name, owner, token, dies FROM fencing.fencing_ticket ORDER BY name, number"
 ORDERS = pytest.mark.parametrize("old_first", [True, False], ids=["old first", "new first"])
 
 
@@ -398,7 +384,7 @@ async def test_a_role_that_may_only_read_is_told_why(postgresql_server):
 
 
 async def test_a_holder_and_a_waiter_follow_when_their_server_becomes_read_only(postgresql_group, monkeypatch):
-    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters._CHECK_EVERY", 1.0)
+    monkeypatch.setattr("fencing_sdk.backends.postgresql.listener._CHECK_EVERY", 1.0)
     group = postgresql_group
     async with slower(group) as url, opened(url) as (locks, log), opened(url) as (others, _):
         async with staying(locks.lock("a", **LONG | {"ttl": 40.0})) as stay:
@@ -423,37 +409,37 @@ async def test_a_holder_and_a_waiter_follow_when_their_server_becomes_read_only(
     assert log.of(Lost) == []
 
 
-@pytest.mark.parametrize("call", ["acquire", "renew", "release"])
+@pytest.mark.parametrize("call", ["draw", "keep", "give_back"])
 async def test_a_call_that_a_server_refuses_to_write_is_unavailable_and_applied_nowhere(call, postgresql_server):
     server = postgresql_server
-    backend = PostgresqlBackend(server.url)
-    held = Claim("a", 30.0)
-    granted = await backend.acquire(held)
-    ask = {
-        "acquire": lambda: backend.acquire(Claim("b", 30.0)),
-        "renew": lambda: backend.renew([held]),
-        "release": lambda: backend.release(held),
-    }
-    await backend._connection.ask("SET default_transaction_read_only = on", ())  # as a reload does to this session
-    before = await server.fetch(ROWS)
-    with pytest.raises(BackendUnavailableError, match=WHY):
-        await ask[call]()
-    assert await server.fetch(ROWS) == before
-    await ask[call]()  # on a new connection
-    assert await server.fetch(ROWS) != before
-    assert (await backend.acquire(held) == granted) is (call != "release")
-    await backend.aclose()
+    async with aclosing(PostgresqlBackend(server.url)) as backend:
+        place = await backend.draw(held := Claim("a", 30.0))
+        ask = {
+            "draw": lambda: backend.draw(Claim("b", 30.0)),
+            "keep": lambda: backend.keep([(held, 0)]),
+            "give_back": lambda: backend.give_back(held),
+        }
+        await backend._connection.ask("SET default_transaction_read_only = on", ())  # as a reload does to this session
+        before = await server.fetch(ROWS)
+        with pytest.raises(BackendUnavailableError, match=WHY):
+            await ask[call]()
+        assert await server.fetch(ROWS) == before
+        await ask[call]()  # on a new connection
+        assert await server.fetch(ROWS) != before
+        assert ((await backend.draw(held)).token == place.token) is (call != "give_back")
 
 
-@pytest.mark.parametrize("call", ["acquire", "inspect"])
+@pytest.mark.parametrize("call", ["draw", "tickets"])
 async def test_what_a_server_that_became_read_only_remembers_is_no_answer(call, postgresql_server):
-    """It would say for ever what was true before: that a lock is held, or by whom."""
-    backend = PostgresqlBackend(postgresql_server.url)
-    await backend.acquire(Claim("a", 30.0))
-    ask = {"acquire": lambda: backend.acquire(Claim("a", 30.0)), "inspect": lambda: backend.inspect("a")}
-    await backend._connection.ask("SET default_transaction_read_only = on", ())
-    with pytest.raises(BackendUnavailableError, match=WHY):
-        await ask[call]()
-    answer = await ask[call]()
-    assert isinstance(answer, Busy) if call == "acquire" else answer is not None
-    await backend.aclose()
+    """It would show for ever what was true before: that a lock is held, or by whom."""
+    async with aclosing(PostgresqlBackend(postgresql_server.url)) as backend:
+        await backend.draw(Claim("a", 30.0))
+        ask = {
+            "draw": lambda: backend.draw(Claim("a", 30.0), only_if_it_holds=True),
+            "tickets": lambda: backend.tickets(["a"]),
+        }
+        await backend._connection.ask("SET default_transaction_read_only = on", ())
+        with pytest.raises(BackendUnavailableError, match=WHY):
+            await ask[call]()
+        answer = await ask[call]()
+        assert isinstance(answer, Busy) if call == "draw" else answer != [[]]

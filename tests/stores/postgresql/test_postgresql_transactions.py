@@ -1,4 +1,4 @@
-"""Transactions beside the locks: fences in one database with them, and those of others, which no call awaits."""
+"""Transactions of others beside the locks, and the settings of a role: leases go on, and every wait is bounded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 
 import pytest
 from event_log import CLOCK
-from inside import LONGEST_PAUSE
 from patience import until
 from postgresql_stage import NEEDED, idle_in_transaction, nothing_left, role, waiting
 from stays import (
@@ -23,72 +22,16 @@ from stays import (
     use_in_turn,
 )
 
-from fencing_sdk import (
-    AcquireTimeoutError,
-    BackendRefusedError,
-    BackendUnavailableError,
-    LeaseLostError,
-    Token,
-    connect,
-)
-from fencing_sdk.abc import Claim
-from fencing_sdk.backends.postgresql import PostgresqlBackend
+from fencing_sdk import AcquireTimeoutError, BackendUnavailableError, LeaseLostError
 from fencing_sdk.events import Lost, Renewed
-from fencing_sdk.guards.sql import SqlGuard
 
 pytest_plugins = ["postgresql_fixtures"]
 
 
-# A grant and its fence in one transaction: what every such store does is in tests/stores/fences_suite.py.
-
-
-SEAT = "seats/42"
-
-
-@pytest.fixture
-async def backend(postgresql_server):
-    backend = PostgresqlBackend(postgresql_server.url)
-    yield backend
-    await backend.aclose()
-
-
-@pytest.fixture
-def guard(postgresql_server):
-    return SqlGuard(postgresql_server.url)
-
-
-async def test_a_role_that_may_not_touch_the_fences_is_refused_and_gets_no_grant(guard, postgresql_server):
-    await guard.raise_to("any", Token(1, "a0a0a0a0"))  # the table is there, and the superuser's
-    name = postgresql_server.database
-    await postgresql_server.execute(f'CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE "{name}" TO app')
-    url = postgresql_server.url_as("app")
-    backend = PostgresqlBackend(url)
-    try:
-        with pytest.raises(BackendRefusedError, match="SELECT, INSERT and UPDATE on fencing_fence"):
-            await backend.acquire_fenced(Claim(SEAT, 60.0), [(SqlGuard(url), SEAT)])
-        assert await backend.inspect(SEAT) is None
-    finally:
-        await backend.aclose()
-
-
-async def test_a_missing_schema_of_the_guard_is_named_and_not_blamed_on_the_locks(postgresql_server):
-    guard = SqlGuard(postgresql_server.url, table="app.fencing_fence")
-    async with connect(postgresql_server.url) as locks:
-        with pytest.raises(BackendRefusedError) as refused:
-            await locks.lock(SEAT, fences=[guard]).acquire()
-    message = str(refused.value)
-    assert "app.fencing_fence" in message
-    assert 'CREATE SCHEMA "app"' in message
-    assert SEAT in message
-    assert "those of this version" not in message
-
-
-# Other transactions and the settings of a role: leases of other locks go on, and every wait is bounded.
-
-
-ROW = "SELECT 1 FROM fencing.fencing_lock WHERE name = 'a' FOR UPDATE"
-SHARED = "SELECT 1 FROM fencing.fencing_lock WHERE name = 'a' FOR SHARE"
-TABLE = "LOCK TABLE fencing.fencing_lock IN ACCESS EXCLUSIVE MODE"
+LINE = "SELECT 1 FROM fencing.fencing_line WHERE name = 'a' FOR UPDATE"
+ROW = "SELECT 1 FROM fencing.fencing_ticket WHERE name = 'a' FOR UPDATE"
+SHARED = "SELECT 1 FROM fencing.fencing_ticket WHERE name = 'a' FOR SHARE"
+TABLE = "LOCK TABLE fencing.fencing_ticket IN ACCESS EXCLUSIVE MODE"
 
 
 def renewals(log, name: str) -> int:
@@ -135,7 +78,7 @@ async def test_acquiring_a_lock_whose_row_is_locked_is_bounded_and_delays_no_oth
     async with opened(postgresql_server.url) as (locks, _), locks.lock("a", ttl=10):
         pass
     async with opened(postgresql_server.url) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
-        async with idle_in_transaction(postgresql_server, ROW):
+        async with idle_in_transaction(postgresql_server, LINE):
             begun = CLOCK.now()
             trying = [asyncio.create_task(locks.lock("a", ttl=10, wait=1.5).acquire()) for _ in range(5)]
             for number in range(5):
@@ -202,17 +145,14 @@ async def test_locks_work_whatever_the_role_prefers(setting, postgresql_server):
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server, monkeypatch):
+async def test_a_release_sees_who_joins_at_the_same_moment(isolation, postgresql_server):
     """With a snapshot from before it had the row, it would see an empty line and wake no waiter."""
-    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.LINE_POLL", 240.0)
-    monkeypatch.setattr("fencing_sdk.backends.postgresql.waiters.ECHO_PATIENCE", PATIENCE)
-    monkeypatch.setattr(LONGEST_PAUSE, 60.0)
     server = postgresql_server
     url = await role(server, f"default_transaction_isolation = '{isolation}'")
     async with opened(url) as (locks, _), opened(url) as (others, _):
         for _ in range(3):
             async with staying(locks.lock("a", ttl=60, wait=PATIENCE)) as stay:
-                async with idle_in_transaction(server, ROW):
+                async with idle_in_transaction(server, LINE):
                     waiter = Stay(others.lock("a", ttl=60), work=0)
                     await blocked(server, 1)
                     ending = asyncio.create_task(stay.end())
@@ -237,7 +177,7 @@ async def test_a_statement_timeout_of_the_role_costs_a_try_and_no_more(postgresq
         pass
     await postgresql_server.execute(NEEDED)
     async with opened(url, open_wait=PATIENCE) as (locks, log), staying(locks.lock("b", **LONG)) as stay:
-        async with idle_in_transaction(postgresql_server, ROW):
+        async with idle_in_transaction(postgresql_server, LINE):
             trying = Stay(locks.lock("a", ttl=10, wait=PATIENCE))
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 4)
@@ -298,7 +238,7 @@ async def test_tokens_grow_although_the_clock_of_the_server_is_behind_the_last_o
     async with opened(postgresql_server.url) as (locks, _):
         async with locks.lock("a") as lease:
             ahead = lease.token + 86_400 * 10**6
-        await postgresql_server.execute(f"UPDATE fencing.fencing_lock SET token = {ahead}")
+        await postgresql_server.execute(f"UPDATE fencing.fencing_line SET last = {ahead}")
         for expected in (ahead + 1, ahead + 2):
             async with locks.lock("a", wait=PATIENCE) as lease:
                 assert lease.token == expected

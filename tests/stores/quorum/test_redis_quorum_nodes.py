@@ -24,12 +24,12 @@ from fencing_sdk import (
     LossReason,
     connect,
 )
-from fencing_sdk.abc import Busy, Claim, Grant, Holder, Renewal, Revoked
+from fencing_sdk.abc import Busy, Claim, Gone, Place
 from fencing_sdk.backends.redis.connection.dial import OpenConnection, ServerDialer
-from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url, operating
+from fencing_sdk.backends.redis.keys import RedisKeys
+from fencing_sdk.backends.redis.quorum import RedisQuorumBackend, from_url
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold
 from fencing_sdk.backends.redis.quorum.requests import QuorumRequests
-from fencing_sdk.backends.redis.requests import RedisKeys
 from fencing_sdk.events import Lost, Renewed
 
 pytest_plugins = ["redis_fixtures"]
@@ -53,13 +53,17 @@ async def backend(redis_quorum: Quorum) -> AsyncIterator[RedisQuorumBackend]:
 async def token(backend: RedisQuorumBackend, claim: Claim) -> int:
     async with asyncio.timeout(PATIENCE):
         while True:
-            try:
-                outcome = await backend.acquire(claim)
-            except BackendUnavailableError:
-                outcome = None
-            if isinstance(outcome, Grant):
-                return outcome.token
+            with contextlib.suppress(BackendUnavailableError):
+                place = await backend.draw(claim)
+                if isinstance(place, Place):
+                    assert place.token is not None
+                    return place.token
             await asyncio.sleep(0.02)
+
+
+async def kept(backend: RedisQuorumBackend, claim: Claim) -> Place | Gone | None:
+    (answer,) = await backend.keep([(claim, 0)])
+    return answer
 
 
 async def voting(backend: RedisQuorumBackend, number: int) -> None:
@@ -71,7 +75,7 @@ async def voting(backend: RedisQuorumBackend, number: int) -> None:
 
 async def counted(locks: LockClient) -> QuorumHold:
     """Wait until the one hold of a client counts on every node, and return it; a grant waits for a majority alone."""
-    ((hold, _),) = locks._backend._renewals._holds.values()
+    ((hold, _),) = locks._backend._holds._holds.values()
     await until(lambda: all(map(hold.counts, range(3))), what="the hold counts on every node")
     return hold
 
@@ -107,11 +111,11 @@ async def test_a_release_reaches_a_node_that_was_away(redis_quorum: Quorum, back
     await token(backend, claim)
     await until(lambda: redis_quorum.nodes[2].ask("EXISTS", key("a", "h")), what="the slowest node has the hold, too")
     redis_quorum.nodes[2].kill()
-    await backend.release(claim)
+    await backend.give_back(claim)
     redis_quorum.nodes[2].start()
 
     async def freed() -> bool:
-        await backend.inspect("b")  # a client that is in use connects again to the nodes that it misses
+        await backend.tickets(["b"])  # a client that is in use connects again to the nodes that it misses
         return not redis_quorum.nodes[2].ask("EXISTS", key("a", "h"))
 
     await eventually(freed, what="the node has freed it, too")
@@ -122,7 +126,7 @@ async def test_an_attempt_that_finds_no_majority_leaves_nothing(redis_quorum: Qu
         node.pause()
     with pytest.raises((BackendUnavailableError, TimeoutError)):
         async with asyncio.timeout(0.3):
-            await backend.acquire(Claim("a", 30.0))
+            await backend.draw(Claim("a", 30.0))
     redis_quorum.heal()
     await token(backend, Claim("a", 30.0))
 
@@ -136,15 +140,15 @@ async def test_a_grant_whose_answer_is_lost_is_found_again_or_undone(redis_quoru
             proxy.lose_replies(of=b"EVALSHA")
         claim = Claim("a", 30.0)
         if lost == 1:
-            assert isinstance(await backend.acquire(claim), Grant)
+            assert isinstance(await backend.draw(claim), Place)
         else:
             with pytest.raises((BackendUnavailableError, TimeoutError)):
                 async with asyncio.timeout(2):
-                    await backend.acquire(claim)
+                    await backend.draw(claim)
         await voting(backend, 3)
         first = await token(backend, claim)
         assert await token(backend, claim) == first
-        await backend.release(claim)
+        await backend.give_back(claim)
         await token(backend, Claim("a", 30.0))
         await backend.aclose()
 
@@ -154,13 +158,13 @@ async def test_acquisitions_that_are_cancelled_at_any_moment_leave_nothing(
 ):
     for turns in range(60):
         claim = Claim("a", 60.0)
-        task = asyncio.create_task(backend.acquire(claim))
+        task = asyncio.create_task(backend.draw(claim))
         for _ in range(turns % 12):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            await backend.release(claim)  # it was quicker
+            await backend.give_back(claim)  # it was quicker
     for node in redis_quorum.nodes:
         await until(lambda node=node: not node.ask("EXISTS", key("a", "h")), what="nothing is left", within=PATIENCE)
     await token(backend, Claim("b", 30.0))
@@ -181,14 +185,14 @@ async def test_rivals_that_split_the_nodes_have_one_winner_each_time(redis_quoru
         won = lost = 0
         while won < 10:
             pairs = [(rival, Claim("a", 30.0)) for rival in rivals]
-            outcomes = await asyncio.gather(*(rival.acquire(claim) for rival, claim in pairs))
-            winners = sum(isinstance(outcome, Grant) for outcome in outcomes)
+            outcomes = await asyncio.gather(*(rival.draw(claim) for rival, claim in pairs))
+            winners = sum(isinstance(outcome, Place) for outcome in outcomes)
             assert winners <= 1
             won += winners
             lost += 1 - winners
             assert lost <= 3, "a round has no winner only if a node stands still"
             for rival, claim in pairs:
-                await rival.release(claim)
+                await rival.give_back(claim)
         for rival in rivals:
             await rival.aclose()
 
@@ -199,7 +203,7 @@ async def test_a_refused_attempt_frees_the_nodes_that_had_granted_it(redis_quoru
     await redis_quorum.nodes[2].command("DEL", key("a", "h"))
     async with contextlib.aclosing(from_url(redis_quorum.url)) as rival:
         await voting(rival, 3)
-        assert isinstance(await rival.acquire(Claim("a", 60.0)), Busy)
+        assert isinstance(await rival.draw(Claim("a", 60.0)), Busy)
         await until(lambda: not redis_quorum.nodes[2].ask("EXISTS", key("a", "h")), what="it is free", within=PATIENCE)
 
 
@@ -235,7 +239,7 @@ async def test_tokens_grow_across_a_lost_memory_although_clocks_are_of_no_help(r
         for _ in range(times):
             claim = Claim("a", 5.0)
             tokens.append(await token(backend, claim))
-            await backend.release(claim)
+            await backend.give_back(claim)
 
     redis_quorum.nodes[2].kill()
     await use(5)
@@ -256,7 +260,7 @@ async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
         node.ask("FLUSHALL")
     with pytest.raises(BackendUnavailableError):
         for _ in range(3):
-            await backend.acquire(Claim("b", 1.0))
+            await backend.draw(Claim("b", 1.0))
     with pytest.raises(BackendRefusedError, match="only 1 of 3 nodes remember"):
         await redis_quorum.init()
     redis_quorum.nodes[2].ask("FLUSHALL")
@@ -264,7 +268,7 @@ async def test_a_majority_that_has_forgotten_is_an_error_and_no_new_beginning(
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    await backend.acquire(Claim("b", 1.0))
+                    await backend.draw(Claim("b", 1.0))
                 except BackendUnavailableError:
                     await asyncio.sleep(0.05)
 
@@ -321,7 +325,7 @@ async def test_two_addresses_of_one_server_are_refused(redis_quorum: Quorum, lat
                 async with asyncio.timeout(PATIENCE):
                     await backend.open()
                     while True:
-                        await backend.acquire(Claim("a", 30.0))
+                        await backend.draw(Claim("a", 30.0))
                         await asyncio.sleep(0.01)
             redis_quorum.forget()
             with pytest.raises(BackendRefusedError, match="same server"):
@@ -342,7 +346,7 @@ async def test_every_error_names_the_quorum(redis_quorum: Quorum):
     unreachable = from_url(Quorum.url_at([1, 2, 3]))
     too_many = from_url(Quorum.url_at([*(node.port for node in redis_quorum.nodes), 1, 2]))
     for backend, kind in ((refused, "Refused"), (unreachable, "Unavailable"), (too_many, "Refused")):
-        for asked in (backend.open(), backend.acquire(Claim("a", 2.0)), backend.renew([Claim("a", 2.0)])):
+        for asked in (backend.open(), backend.draw(Claim("a", 2.0)), backend.keep([(Claim("a", 2.0), 0)])):
             with pytest.raises(BackendError) as caught:
                 await asked
             assert caught.value.backend == "RedisQuorumBackend"
@@ -378,7 +382,7 @@ async def test_one_node_with_a_wrong_clock_changes_nothing(tmp_path: Path, hours
             await voting(rival, 3)
             renewed = len(log.of(Renewed))
             while len(log.of(Renewed)) < renewed + 6:
-                assert isinstance(await rival.acquire(Claim("a", 1.0)), Busy)
+                assert isinstance(await rival.draw(Claim("a", 1.0)), Busy)
                 await asyncio.sleep(0.05)
             assert log.of(Lost) == []
             await stay.end()
@@ -409,7 +413,7 @@ async def test_a_confirmation_of_another_number_changes_nothing(redis_quorum: Qu
     assert await run(redis_quorum, 0, REQUESTS.confirm(claim, epoch, number - 1, 10)) == 0
     assert await run(redis_quorum, 0, REQUESTS.confirm(Claim("a", 30.0), epoch, number, 10)) == 0
     assert await run(redis_quorum, 0, REQUESTS.confirm(claim, epoch, number, 10)) == 1
-    await run(redis_quorum, 0, REQUESTS.release(claim))
+    await run(redis_quorum, 0, REQUESTS.give_back(claim))
     assert int(await run(redis_quorum, 0, REQUESTS.grant(Claim("a", 30.0), epoch, 0))) == 11
 
 
@@ -424,11 +428,11 @@ async def test_a_late_undo_of_an_earlier_attempt_spares_the_hold_of_the_next(red
     claim, epoch = Claim("a", 30.0), await redis_quorum.nodes[0].command("GET", EPOCH)
     first = await run(redis_quorum, 0, REQUESTS.grant(claim, epoch, 5))
     assert await run(redis_quorum, 0, REQUESTS.grant(claim, epoch, 6)) == first
-    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 5, None)) == 0
-    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 6, None)) == 1
+    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 5)) == 0
+    assert await run(redis_quorum, 0, REQUESTS.undo(claim, 6)) == 1
 
 
-async def test_a_renewal_of_a_broken_hold_is_refused(redis_quorum: Quorum, backend: RedisQuorumBackend):
+async def test_a_broken_hold_is_gone(redis_quorum: Quorum, backend: RedisQuorumBackend):
     claim = Claim("a", 30.0)
     await token(backend, claim)
     await held_by_all(redis_quorum, "a")
@@ -436,7 +440,7 @@ async def test_a_renewal_of_a_broken_hold_is_refused(redis_quorum: Quorum, backe
         await node.command("DEL", key("a", "h"))
         epoch = await node.command("GET", EPOCH)
         await node.command(*REQUESTS.grant(claim, epoch, 5).by_text())
-    assert await backend.renew([claim]) == [Renewal.REFUSED]
+    assert isinstance(await kept(backend, claim), Gone)
 
 
 # Operators on a quorum, while nodes go, come back and hang: what is told is true, and what is taken away stays so.
@@ -446,19 +450,24 @@ PAGE = Path(__file__).parents[3] / "docs" / "backends" / "redis-quorum.md"
 
 
 async def granted(backend: RedisQuorumBackend, claim: Claim) -> int:
-    outcome = await backend.acquire(claim)
-    assert isinstance(outcome, Grant)
-    return outcome.token
+    place = await backend.draw(claim)
+    assert isinstance(place, Place)
+    assert place.token is not None
+    return place.token
 
 
-async def listed(backend: RedisQuorumBackend) -> list[Holder]:
-    found: list[Holder] = []
+async def listed(backend: RedisQuorumBackend) -> dict[str, int | None]:
+    """What is held, by name: the tokens."""
+    found: list[str] = []
     cursor: str | None = None
     while True:
-        page = await backend.list_holders("", cursor, 10)
-        found += page.holders
-        if (cursor := page.cursor) is None:
-            return found
+        page, cursor = await backend.names("", cursor, 10)
+        found += page
+        if cursor is None:
+            break
+    assert len(set(found)) == len(found)
+    seen = await backend.tickets(found)
+    return {name: tickets[0].token for name, tickets in zip(found, seen, strict=True) if tickets}
 
 
 # Listing
@@ -471,7 +480,7 @@ async def test_what_the_first_nodes_lack_is_told_all_the_same(redis_quorum: Quor
         await granted(backend, Claim(name, 60.0))
         await held_by_all(redis_quorum, name)
         await redis_quorum.nodes[number % 3].command("DEL", key(name, "h"))
-    assert {holder.name for holder in await listed(backend)} == set(names)
+    assert (await listed(backend)).keys() == set(names)
 
 
 async def test_what_a_minority_has_is_not_told(redis_quorum: Quorum, backend: RedisQuorumBackend):
@@ -479,7 +488,7 @@ async def test_what_a_minority_has_is_not_told(redis_quorum: Quorum, backend: Re
     await held_by_all(redis_quorum, "a")
     for node in redis_quorum.nodes[1:]:
         await node.command("DEL", key("a", "h"))
-    assert await listed(backend) == []
+    assert await listed(backend) == {}
 
 
 async def test_a_node_that_was_healed_behind_the_listing_hides_no_lock(
@@ -490,18 +499,18 @@ async def test_a_node_that_was_healed_behind_the_listing_hides_no_lock(
     await granted(backend, claim)
     await held_by_all(redis_quorum, "a")
     await redis_quorum.nodes[0].command("DEL", key("a", "h"))
-    page = await backend.list_holders("", None, 10)
-    while page.cursor is not None and page.cursor.split(".")[1] == "0":  # on the first node
-        assert page.holders == []
-        page = await backend.list_holders("", page.cursor, 10)
+    page, cursor = await backend.names("", None, 10)
+    while cursor is not None and cursor.split(".")[1] == "0":  # on the first node
+        assert page == []
+        page, cursor = await backend.names("", cursor, 10)
     await asyncio.sleep(0.05)  # by the clock, the hold is younger than the listing
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
+    assert isinstance(await kept(backend, claim), Place)
     await held_by_all(redis_quorum, "a")
-    found: list[Holder] = []
-    while page.cursor is not None:
-        page = await backend.list_holders("", page.cursor, 10)
-        found += page.holders
-    assert {holder.name for holder in found} == {"a"}
+    found: list[str] = []
+    while cursor is not None:
+        page, cursor = await backend.names("", cursor, 10)
+        found += page
+    assert found == ["a"]
 
 
 async def test_a_listing_goes_on_when_a_node_is_killed(redis_quorum: Quorum, backend: RedisQuorumBackend):
@@ -509,13 +518,13 @@ async def test_a_listing_goes_on_when_a_node_is_killed(redis_quorum: Quorum, bac
     for name in names:
         await granted(backend, Claim(name, 60.0))
         await held_by_all(redis_quorum, name)
-    page = await backend.list_holders("", None, 5)
-    found = {holder.name for holder in page.holders}
-    assert page.cursor is not None
+    page, cursor = await backend.names("", None, 5)
+    found = set(page)
+    assert cursor is not None
     redis_quorum.nodes[0].kill()
-    while page.cursor is not None:
-        page = await backend.list_holders("", page.cursor, 5)
-        found |= {holder.name for holder in page.holders}
+    while cursor is not None:
+        page, cursor = await backend.names("", cursor, 5)
+        found |= set(page)
     assert found == names
 
 
@@ -526,7 +535,7 @@ async def test_a_listing_goes_on_when_a_node_is_killed(redis_quorum: Quorum, bac
 async def test_the_holder_is_told_while_a_node_is_down(redis_quorum: Quorum, down: int):
     redis_quorum.nodes[down].kill()
     async with connect(redis_quorum.url) as locks, connect(redis_quorum.url) as operator:
-        lease = await locks.lock("a", ttl=60).acquire()
+        lease = await locks.lock("a", **HELD).acquire()
         token = lease.token
         assert await operator.revoke("a", token=token, reason="it hangs")
         await asyncio.wait_for(lease.wait_lost(), PATIENCE)
@@ -542,23 +551,22 @@ async def test_a_later_grant_of_the_same_owner_is_not_hit(redis_quorum: Quorum, 
     """The request of a slow operator comes when the owner has released the lock, and acquired it again."""
     claim = Claim("a", 60.0)
     await granted(backend, claim)
-    seen, _ = await operating.find_hold(backend._nodes, REQUESTS, "a")
+    ((seen, _),) = await backend._operations.holds(["a"])
     assert seen is not None
-    await backend.release(claim)
+    await backend.give_back(claim)
     await granted(backend, claim)
     await held_by_all(redis_quorum, "a")
     for node in redis_quorum.nodes:
-        assert await node.command(*REQUESTS.revoke("a", seen, "one", "it hangs", 5.0).by_text()) == ""
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert await node.command(*REQUESTS.end("a", seen, "one", "it hangs", 5.0).by_text()) == ""
+    assert isinstance(await kept(backend, claim), Place)
 
 
 async def test_a_node_that_hangs_does_not_hold_up_an_operator(redis_quorum: Quorum, backend: RedisQuorumBackend):
     token = await granted(backend, Claim("a", 60.0))
     redis_quorum.nodes[2].pause()
     async with asyncio.timeout(PATIENCE):
-        (holder,) = await listed(backend)
-        assert holder.token == token
-        assert await backend.revoke("a", token, "it hangs")
+        assert await listed(backend) == {"a": token}
+        assert await backend.end("a", token, "it hangs")
 
 
 async def test_a_revocation_that_reaches_a_minority_is_an_error_and_may_be_repeated(
@@ -568,30 +576,30 @@ async def test_a_revocation_that_reaches_a_minority_is_an_error_and_may_be_repea
     token = await granted(backend, claim)
     await held_by_all(redis_quorum, "a")
     async with QuorumNetwork(redis_quorum) as network, contextlib.aclosing(from_url(network.url)) as operator:
-        look = operating.find_hold
+        look = operator._operations.holds
 
-        async def look_and_lose_two(*arguments):
-            found = await look(*arguments)
+        async def look_and_lose_two(names: list[str]) -> object:
+            found = await look(names)
             for proxy in network.proxies[1:]:
                 proxy.refuse()
                 proxy.cut()
             return found
 
-        monkeypatch.setattr(operating, "find_hold", look_and_lose_two)
+        monkeypatch.setattr(operator._operations, "holds", look_and_lose_two)
         with pytest.raises(BackendUnavailableError):
             async with asyncio.timeout(PATIENCE):
-                await operator.revoke("a", token, "it hangs")
+                await operator.end("a", token, "it hangs")
         monkeypatch.undo()
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert isinstance(await kept(backend, claim), Place)
         network.heal()
         async with asyncio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(BackendUnavailableError):
-                    await operator.revoke("a", token, "it hangs")
+                    await operator.end("a", token, "it hangs")
                     break
                 await asyncio.sleep(0.05)
-    assert await backend.renew([claim]) == [Revoked("it hangs")]
-    assert await backend.inspect("a") is None
+    assert await kept(backend, claim) == Gone("it hangs")
+    assert await backend.tickets(["a"]) == [()]
 
 
 async def test_a_hold_that_was_revoked_on_a_node_is_not_healed_there(redis_quorum: Quorum, backend: RedisQuorumBackend):
@@ -599,21 +607,21 @@ async def test_a_hold_that_was_revoked_on_a_node_is_not_healed_there(redis_quoru
     claim = Claim("a", 60.0)
     token = await granted(backend, claim)
     await held_by_all(redis_quorum, "a")
-    (seen, _) = await operating.find_hold(backend._nodes, REQUESTS, "a")
+    ((seen, _),) = await backend._operations.holds(["a"])
     assert seen is not None
     first = redis_quorum.nodes[0]
-    assert await first.command(*REQUESTS.revoke("a", seen, "one", "it hangs", 5.0).by_text()) == "one"
-    assert await first.command(*REQUESTS.revoke("a", seen, "two", "it hangs", 5.0).by_text()) == "one"
+    assert await first.command(*REQUESTS.end("a", seen, "one", "it hangs", 5.0).by_text()) == "one"
+    assert await first.command(*REQUESTS.end("a", seen, "two", "it hangs", 5.0).by_text()) == "one"
     for _ in range(3):
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
+        assert isinstance(await kept(backend, claim), Place)
     voters = backend._nodes.voters()
     assert voters is not None
     heal = REQUESTS.heal([(QuorumHold(claim, token), claim)], voters.epoch, token + 1)
     assert await first.command(*heal.by_text()) == ["0"]
     assert await first.command("EXISTS", key("a", "h")) == 0
     for node in redis_quorum.nodes[1:]:
-        assert await node.command(*REQUESTS.revoke("a", seen, "one", "it hangs", 5.0).by_text()) == "one"
-    assert await backend.renew([claim]) == [Revoked("it hangs")]
+        assert await node.command(*REQUESTS.end("a", seen, "one", "it hangs", 5.0).by_text()) == "one"
+    assert await kept(backend, claim) == Gone("it hangs")
 
 
 # A user with as few rights as the page names
@@ -627,9 +635,8 @@ async def test_the_user_of_the_page_may_do_all_this(redis_binary: str):
         await quorum.init()
         url = quorum.url.replace("://", "://locks:s@")
         async with connect(url) as locks, connect(url) as operator:
-            lease = await locks.lock("a", ttl=60).acquire()
-            waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
-            await eventually(lambda: operator.waiters("a"), what="the waiter is in line")
+            lease = await locks.lock("a", **HELD).acquire()
+            waiting = asyncio.create_task(locks.lock("a", **HELD).acquire())
             assert [holder.token async for holder in operator.all_holders()] == [lease.token]
             assert await operator.revoke("a", token=lease.token, reason="it hangs")
             await asyncio.wait_for(lease.wait_lost(), PATIENCE)

@@ -7,22 +7,19 @@ import contextlib
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from redis_cluster import Cluster
 from redis_replicas import Replicated
 from redis_server import RedisServer
-from redis_stage import key
+from redis_stage import IDLE, key
 from stays import PATIENCE, eventually, no_loose_ends
 
-from fencing_sdk.abc import LOCK, READER, WRITER, Busy, Claim, Grant, Permit, Renewal
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Gone, Permit, Place
 from fencing_sdk.backends.redis import RedisBackend, from_url
-from fencing_sdk.backends.redis.errors import translating
-from fencing_sdk.backends.redis.requests import WaiterSign
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["redis_fixtures"]
 
@@ -43,13 +40,14 @@ async def using(url: str, **options: Any) -> AsyncIterator[RedisBackend]:
             gc.collect()
 
 
-async def granted(backend: RedisBackend, *claims: Claim) -> list[int]:
-    tokens = []
-    for claim in claims:
-        outcome = await backend.acquire(claim)
-        assert isinstance(outcome, Grant)
-        tokens.append(outcome.token)
-    return tokens
+async def drawn(backend: RedisBackend, *claims: Claim) -> list[int | None]:
+    """Draw tickets; return their tokens."""
+    return [(await backend.draw(claim)).token for claim in claims]
+
+
+async def kept(backend: RedisBackend, claim: Claim) -> bool:
+    (answer,) = await backend.keep([(claim, 0)])
+    return isinstance(answer, Place)
 
 
 async def confirmed(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -71,12 +69,12 @@ async def test_a_grant_that_cannot_be_used_for_want_of_a_permission_is_released(
         async with using(url, min_replicas=1) as backend:
             claim = Claim("a", 60)
             try:
-                await confirmed(lambda: granted(backend, claim))
+                await confirmed(lambda: drawn(backend, claim))
             except BackendRefusedError:
-                assert await group.master.command("EXISTS", key("a")) == 0
+                assert await group.master.command("GETRANGE", key("a"), 24, 25) in {"", IDLE}
             else:
-                assert await confirmed(lambda: backend.renew([claim])) == [Renewal.RENEWED]
-                await confirmed(lambda: backend.release(claim))
+                assert await confirmed(lambda: kept(backend, claim))
+                await confirmed(lambda: backend.give_back(claim))
 
 
 # A server that is busy.
@@ -89,10 +87,10 @@ async def test_a_server_that_is_busy_with_a_script_is_no_refusal(start_redis):
         script = asyncio.create_task(asyncio.to_thread(server.ask_all, ["EVAL", "while true do end", 0], patience=60))
         await eventually(lambda: asyncio.to_thread(is_busy, server), what="the server is busy")
         with pytest.raises(BackendUnavailableError):
-            await backend.acquire(Claim("a", 10))
+            await backend.draw(Claim("a", 10))
         await server.command("SCRIPT", "KILL")
         await script
-        await granted(backend, Claim("a", 10))
+        await drawn(backend, Claim("a", 10))
 
 
 def is_busy(server: RedisServer) -> bool:
@@ -102,20 +100,26 @@ def is_busy(server: RedisServer) -> bool:
 # Slots on the move.
 
 
-async def test_a_lock_is_released_although_only_its_lease_has_moved(redis_cluster: Cluster):
+async def test_a_lock_is_drawn_kept_and_given_back_while_its_slot_moves(redis_cluster: Cluster):
+    """By its first key alone: a server refuses a call for keys that it has in part."""
     slot = redis_cluster.slot_of(key("a"))
     source = redis_cluster.owner_of(slot)
     target = redis_cluster.other_than(source)
     async with using(url_of(redis_cluster)) as backend:
-        claim = Claim("a", 60)
-        await granted(backend, claim)
+        claim, waiter = Claim("a", 60), Claim("a", 60)
+        [token] = await drawn(backend, claim)
         redis_cluster.start_move(slot, to=target)
-        redis_cluster.move_keys(slot, to=target)
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        await backend.release(Claim("a", 60))  # somebody else's has no effect
-        assert (await backend.inspect("a")).id == claim.holder
-        await backend.release(claim)
-        assert await backend.inspect("a") is None
+        for _ in range(2):
+            assert await kept(backend, claim)
+            with pytest.raises(BackendUnavailableError, match="the slot is moving"):
+                await backend.draw(waiter)
+            redis_cluster.move_keys(slot, to=target)
+        assert [seen.token for seen in (await backend.tickets(["a"]))[0]] == [token]
+        assert await backend.give_back(claim) is None
+        assert (await drawn(backend, waiter))[0] > token
+        assert await backend.give_back(waiter) is None
+        redis_cluster.finish_move(slot, to=target)
+        assert isinstance(await backend.give_back(waiter), Gone)
 
 
 @dataclass(frozen=True)
@@ -135,54 +139,47 @@ def reader() -> Claim:
     return Claim("a", 60, label="m", mode=READER)
 
 
-async def release_all(backend: RedisBackend, stand: Stand) -> None:
+def writer() -> Claim:
+    return Claim("a", 60, mode=WRITER)
+
+
+async def give_back(backend: RedisBackend, stand: Stand) -> None:
     for claim in stand.held:
-        await backend.release(claim)
+        await backend.give_back(claim)
 
 
-async def revoke_last(backend: RedisBackend, stand: Stand) -> None:
-    token = max(holder.token for holder in await backend.holders("a"))
-    await backend.revoke("a", token, "test")
+async def end_last(backend: RedisBackend, stand: Stand) -> None:
+    if stand.held[0].mode == LOCK:
+        await backend.end("a", 1, "test")
+    else:
+        await backend.end("a", 2, "test")
 
 
-async def leave_line(backend: RedisBackend, stand: Stand) -> None:
-    with translating("queue"):
-        await backend._router.run(backend._requests.release(stand.waiting, waits=True))
+async def leave(backend: RedisBackend, stand: Stand) -> None:
+    await backend.give_back(stand.waiting)
 
 
-async def give_sign(backend: RedisBackend, stand: Stand) -> None:
-    with translating("queue"):
-        await backend._router.run(backend._requests.stand([[sign_of(stand.waiting)]]))
+async def wait_on(backend: RedisBackend, stand: Stand) -> None:
+    await backend.keep([(stand.waiting, 0)])
 
 
-def sign_of(claim: Claim) -> WaiterSign:
-    """A sign of life of a waiter that no message reaches."""
-    return WaiterSign(claim, "silent" if claim.mode == LOCK else "wake", 1, "1", "PUBLISH", "c")
+async def keep(backend: RedisBackend, stand: Stand) -> None:
+    await backend.keep([(claim, 0) for claim in stand.held])
 
 
 STANDS = {
-    "permits are released": Stand([permit(), permit()], permit(), release_all),
-    "readers are released": Stand([reader(), reader()], Claim("a", 60, mode=WRITER), release_all),
-    "the last permit is released": Stand([permit()], permit(), release_all),
-    "the last reader is released": Stand([reader()], Claim("a", 60, mode=WRITER), release_all),
-    "a permit is revoked": Stand([permit(), permit()], permit(), revoke_last),
-    "readers are revoked": Stand([reader(), reader()], Claim("a", 60, mode=WRITER), revoke_last),
-    "a permit is asked for": Stand([permit()], permit(), lambda backend, stand: backend.acquire(stand.waiting)),
-    "a reader asks": Stand([reader()], reader(), lambda backend, stand: backend.acquire(stand.waiting)),
-    "a permit is repeated": Stand([permit(), permit()], permit(), lambda backend, it: backend.acquire(it.held[0])),
-    "a waiter leaves": Stand([permit(), permit()], permit(), leave_line),
-    "a waiter for a lock leaves": Stand([permit(), permit()], Claim("a", 60), leave_line),
-    "a waiter gives a sign": Stand([permit(), permit()], permit(), give_sign),
-    "a lock is released": Stand([Claim("a", 60)], Claim("a", 60), release_all),
-    "a lock is revoked": Stand([Claim("a", 60)], Claim("a", 60), revoke_last),
+    "permits are given back": Stand([permit(), permit()], permit(), give_back),
+    "readers are given back": Stand([reader(), reader()], writer(), give_back),
+    "the last permit is given back": Stand([permit()], writer(), give_back),
+    "permits are kept": Stand([permit(), permit()], permit(), keep),
+    "a permit is ended": Stand([permit(), permit()], permit(), end_last),
+    "readers are ended": Stand([reader(), reader()], writer(), end_last),
+    "a permit is drawn": Stand([permit()], writer(), lambda backend, stand: backend.draw(permit())),
+    "a waiter leaves": Stand([permit(), permit()], permit(), leave),
+    "a waiter for a lock leaves": Stand([permit(), permit()], Claim("a", 60), leave),
+    "a waiter is kept": Stand([permit(), permit()], permit(), wait_on),
+    "a lock is ended": Stand([Claim("a", 60)], Claim("a", 60), end_last),
 }
-
-
-async def put_in_line(node: RedisServer, claim: Claim) -> None:
-    """Let *claim* stand in line, without a client that keeps it there."""
-    now = int((await node.command("TIME"))[0]) * 1000
-    await node.command("ZADD", key("a", "q"), 1, claim.owner)
-    await node.command("HSET", key("a", "w"), claim.owner, f"{now} {sign_of(claim).stored()}")
 
 
 async def stored(node: RedisServer) -> dict[str, object]:
@@ -200,44 +197,6 @@ async def asked_for(node: RedisServer, *command: Any) -> object:
     return (await asyncio.to_thread(node.ask_all, ["ASKING"], command))[1]
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        pytest.param(Claim("a", 60, mode=Permit(2)), id="permit"),
-        pytest.param(Claim("a", 60, mode=READER), id="reader"),
-        pytest.param(Claim("a", 60, mode=READER), id="one of two readers"),
-        pytest.param(Claim("a", 60, mode=WRITER), id="writer"),
-    ],
-)
-@pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
-async def test_a_share_is_renewed_and_released_while_its_slot_moves(
-    claim: Claim, there: bool, request: pytest.FixtureRequest, redis_cluster: Cluster
-):
-    """Those that share a name, and are one of several, are released when the slot has moved."""
-    two = "one of two" in request.node.callspec.id
-    slot = redis_cluster.slot_of(key("a"))
-    source = redis_cluster.owner_of(slot)
-    target = redis_cluster.other_than(source)
-    async with using(url_of(redis_cluster)) as backend:
-        await granted(backend, claim, *([Claim("a", 60, mode=READER)] if two else []))
-        redis_cluster.start_move(slot, to=target)
-        if there:
-            redis_cluster.move_keys(slot, to=target)
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        with pytest.raises(
-            BackendRefusedError, match="the slot is moving"
-        ):  # so that a job keeps its lock by a renewal
-            await backend.transfer(claim, replace(claim, owner="heir"))
-        if two:
-            with pytest.raises(BackendUnavailableError, match="the slot is moving"):
-                await backend.release(claim)
-        else:
-            await backend.release(claim)
-        redis_cluster.finish_move(slot, to=target)
-        await backend.release(claim)
-        assert len(await backend.holders("a")) == two
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True], ids=["keys are here", "keys are there"])
 @pytest.mark.parametrize("stand", [pytest.param(stand, id=name) for name, stand in STANDS.items()])
@@ -246,61 +205,21 @@ async def test_nothing_is_half_done_while_a_slot_moves(stand: Stand, there: bool
     slot = redis_cluster.slot_of(key("a"))
     source = redis_cluster.owner_of(slot)
     target = redis_cluster.other_than(source)
-    async with using(url_of(redis_cluster)) as backend:
-        await granted(backend, *stand.held)
-        if len(stand.held) == 1 and stand.held[0].mode != LOCK:  # it leaves the lease, where it stands alone
-            second = replace(stand.held[0], owner="second")
-            await granted(backend, second)
-            await backend.release(second)
-        await put_in_line(source, stand.waiting)
-        if stand.ask is revoke_last:
-            await source.command("HSET", key("a", "x"), "another", "reason")
+    async with using(url_of(redis_cluster), tokens="counter") as backend:
+        await drawn(backend, *stand.held, stand.waiting)
         redis_cluster.start_move(slot, to=target)
         if there:
             redis_cluster.move_keys(slot, to=target)
         node = target if there else source
         before = await stored(node)
-        if stand.held[0].mode == LOCK and stand.ask is release_all:  # it needs the lease alone
+        with pytest.raises(BackendUnavailableError, match="the slot is moving"):
             await stand.ask(backend, stand)
-            assert await stored(node) == {each: value for each, value in before.items() if each != key("a")}
-        else:
-            with pytest.raises(BackendUnavailableError, match="the slot is moving"):
-                await stand.ask(backend, stand)
-            assert await stored(node) == before
+        assert await stored(node) == before
         redis_cluster.finish_move(slot, to=target)
         await stand.ask(backend, stand)
-        if stand.ask is release_all:
-            assert not await backend.holders("a")
-
-
-async def test_waiters_are_woken_by_messages_after_a_failover(redis_binary, monkeypatch):
-    with Cluster(binary=redis_binary, replicas=1) as cluster:
-        async with using(url_of(cluster)) as backend, using(url_of(cluster)) as others:
-            holder, waiter = Claim("a", 60), Claim("a", 60)
-            await granted(others, holder)
-            async with in_line(backend, waiter) as turn:
-                await cluster.failover(cluster.node_of(key("a")))
-                await eventually(lambda: asked(backend, waiter), what="it is answered again")
-                await eventually(lambda: asked(backend, waiter), what="it is answered by the new master")
-                woken = asyncio.create_task(turn.wait())
-                await eventually(lambda: gone(others, holder), what="released")
-                async with asyncio.timeout(PATIENCE):
-                    await woken
-
-
-async def asked(backend, claim) -> bool:
-    try:
-        return isinstance(await backend.acquire(claim), Busy)
-    except BackendUnavailableError:
-        return False
-
-
-async def gone(backend, claim) -> bool:
-    try:
-        await backend.release(claim)
-    except BackendUnavailableError:
-        return False
-    return True
+        if stand.ask is give_back:
+            (seen,) = await backend.tickets(["a"])
+            assert [ticket.holder for ticket in seen] == [stand.waiting.holder]
 
 
 # Closing.
@@ -310,9 +229,9 @@ async def test_closing_under_a_call_leaves_no_task(redis_cluster: Cluster):
     async with using(url_of(redis_cluster)) as backend:
         await backend.open()
         node = redis_cluster.node_of(key("a"))
-        await granted(backend, Claim("a", 30))
+        await drawn(backend, Claim("a", 30))
         node.pause()
-        call = asyncio.create_task(backend.acquire(Claim("a", 30)))
+        call = backend.draw(Claim("a", 30))
         await asyncio.sleep(0.05)
         await backend.aclose()
         with pytest.raises(BackendUnavailableError):
@@ -324,46 +243,47 @@ async def test_closing_under_a_call_leaves_no_task(redis_cluster: Cluster):
 # Odd data.
 
 
-async def test_the_last_token_of_53_bits_is_granted_and_none_beyond(redis_server):
+async def test_no_token_beyond_53_bits_is_granted(redis_server):
     async with using(redis_server.url) as backend:
-        await redis_server.command("SET", key("a", "t"), 2**53 - 2)
-        claim = Claim("a", 60)
-        assert await granted(backend, claim) == [2**53 - 1]
-        place = backend.stand(Claim("a", 60), lambda *_: None, hand_over=True)
-        while not await backend.list_waiters("a"):  # noqa: ASYNC110  (it joins in the background)
-            await asyncio.sleep(0.01)
-        assert await backend.release(claim) is None, "its grant has ended, whatever becomes of the line"
-        place.leave()
+        last = (2**53 - 5).to_bytes(8, "big")
+        await redis_server.command("SET", key("a"), b"0" * 24 + b"\0I" + last + bytes(8))
         with pytest.raises(BackendRefusedError, match="53 bits"):
-            await backend.acquire(Claim("a", 60))
-        assert await redis_server.command("EXISTS", key("a")) == 0
+            await backend.draw(Claim("a", 60))
+        assert await redis_server.command("GETRANGE", key("a"), 24, 25) == IDLE
 
 
-async def test_what_stands_in_a_line_makes_nobody_run_other_commands(redis_server):
+@pytest.mark.parametrize("stored", ["mine", "0" * 24 + "\0?", "x" * 40, ""])
+async def test_what_is_no_line_is_refused_and_left_alone(stored, redis_server):
     async with using(redis_server.url) as backend:
-        holder, waiter = Claim("a", 60), Claim("a", 60)
-        await granted(backend, holder)
-        async with in_line(backend, waiter):
-            sign = (await redis_server.command("HGET", key("a", "w"), waiter.owner)).split(" ", 1)[0]
-            await redis_server.command("HSET", key("a", "w"), waiter.owner, f"{sign} SET planted 1")
-            await backend.release(holder)
-            assert await redis_server.command("EXISTS", "planted") == 0
+        await redis_server.command("SET", key("a"), stored)
+        for verb in (backend.draw(Claim("a", 60)), backend.tickets(["a"]), backend.end("a", 1, "why")):
+            with pytest.raises(BackendRefusedError, match="prefix"):
+                await verb
+        assert await redis_server.command("GET", key("a")) == stored
 
 
-@pytest.mark.parametrize("tokens", ["hybrid", "counter"])
-@pytest.mark.parametrize("last", [("SET", "no number"), ("RPUSH", "no", "text"), ("SET", str(2**53 - 1))])
-async def test_a_grant_whose_token_cannot_be_drawn_is_taken_back(tokens, last, redis_server):
-    """The lease is written before the last token is read, in one step at the server."""
-    async with using(redis_server.url, tokens=tokens) as backend:
-        await redis_server.command(last[0], key("a", "t"), *last[1:])
-        with pytest.raises(BackendRefusedError):
-            await backend.acquire(Claim("a", 60))
-        assert await redis_server.command("EXISTS", key("a")) == 0
-        if last[0] == "SET":
-            assert await redis_server.command("GET", key("a", "t")) == last[1]
-        await redis_server.command("DEL", key("a", "t"))
-        await redis_server.command("SET", key("a", "t"), 41)
-        claim = Claim("a", 60)
-        [token] = await granted(backend, claim)
-        assert token == 42 if tokens == "counter" else token > 42
-        assert int(await redis_server.command("GET", key("a", "t"))) == token
+@pytest.mark.parametrize("gone", [["w", "e"], ["w"], ["e"], ["s"], ["s", "w"]], ids="-".join)
+async def test_a_line_that_the_server_has_dropped_forms_again(gone, redis_server):
+    """By a flush, or by an eviction, which takes one key: who is not found draws again."""
+    async with using(redis_server.url) as backend:
+        held, waits = [Claim("a", 0.5, mode=READER) for _ in range(2)], [Claim("a", 0.5, mode=WRITER) for _ in range(3)]
+        await drawn(backend, *held, *waits)
+        await redis_server.command("DEL", *(key("a", part) for part in gone))
+        last = 0
+        for claim in waits:
+            async with asyncio.timeout(PATIENCE):
+                while (token := (await drawn(backend, claim))[0]) is None:  # noqa: ASYNC110  (a server is asked)
+                    await asyncio.sleep(0.02)
+            assert token > last
+            last = token
+            assert await backend.give_back(claim) is None
+
+
+async def test_who_holds_for_a_week_without_another_draw_is_not_forgotten(redis_server):
+    async with using(redis_server.url) as backend:
+        for mode in (READER, LOCK):
+            claim = Claim(mode.word, 60, mode=mode)
+            place = await backend.draw(claim)
+            await redis_server.command("PEXPIRE", key(mode.word), 60_000)
+            await backend.keep([(claim, place.number)])
+            assert await redis_server.command("PTTL", key(mode.word)) > 600_000_000

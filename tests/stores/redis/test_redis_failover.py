@@ -13,11 +13,11 @@ from redis_cluster import Cluster
 from redis_replicas import Replicated, info
 from redis_sentinels import Sentinels
 from redis_server import version_of
-from redis_stage import connections, key, nothing_left
+from redis_stage import IDLE, connections, key, nothing_left
 from stays import LONG, PATIENCE, Stay, eventually, opened, staying
 
-from fencing_sdk import BackendUnavailableError, LeaseLostError, LockClient, LossReason, connect
-from fencing_sdk.abc import Claim, Grant, Holder
+from fencing_sdk import BackendUnavailableError, Holder, LeaseLostError, LockClient, LossReason, connect
+from fencing_sdk.abc import Claim
 from fencing_sdk.backends.redis import from_url
 from fencing_sdk.events import Event, Lost, RenewalFailed, Renewed
 
@@ -37,21 +37,22 @@ async def test_a_master_that_misses_its_replicas_is_left_because_they_may_have_a
     """It still takes connections and commands; the next call asks the Sentinels again where the master is."""
 
     def connections(group: Replicated) -> set[str]:
-        lines = group.master.ask("CLIENT", "LIST", "TYPE", "normal").splitlines()
-        return {line.split()[0] for line in lines if " addr=127.0.0.1:" in line}
+        lines = group.master.ask("CLIENT", "LIST").splitlines()
+        return {line.split()[0] for line in lines if " name=fencing-sdk " in line}
 
     async with Replicated(binary=redis_binary, min_replicas_to_write=1) as group:
         await group.synced()
         await until(lambda: info(group.master, "replication")["min_slaves_good_slaves"] == "1", what="a good replica")
         backend, claim = from_url(f"redis://127.0.0.1:{group.master.port}"), Claim("a", 30.0)
-        assert isinstance(await backend.acquire(claim), Grant)
+        place = await backend.draw(claim)
+        assert place.token is not None
         (first,) = connections(group)
         group.links[0].cut()
         group.links[0].refuse()
         await until(lambda: info(group.master, "replication")["connected_slaves"] == "0", what="the master is alone")
         for _ in range(2):
             with pytest.raises(BackendUnavailableError, match=r"Not enough good replicas|connection broke"):
-                await backend.renew([claim])
+                await backend.keep([(claim, place.number)])
         assert first not in connections(group)
         await backend.aclose()
 
@@ -74,7 +75,7 @@ async def test_a_grant_that_no_replica_confirms_is_undone_and_tried_again(group:
         group.cut_replication()
         with pytest.raises(BackendUnavailableError, match=r"replicas|no answer"):  # a busy machine may answer too late
             await locks.lock("a", ttl=60, wait=2).acquire()
-        await until(lambda: not group.master.ask("EXISTS", "{fencing:a}:l"), what="the grant is undone")
+        await until(lambda: group.master.ask("GETRANGE", "{fencing:a}:s", 24, 25) == IDLE, what="the grant is undone")
         waiting = asyncio.create_task(locks.lock("a", ttl=60).acquire())
         for link in group.links:
             link.heal()
@@ -135,7 +136,7 @@ async def test_a_waiter_gets_its_turn_over_a_failover(redis_sentinels: Sentinels
     async with connect(by_sentinels(redis_sentinels)) as locks:
         holder = await locks.lock("a", ttl=3).acquire()
         waiting = asyncio.create_task(locks.lock("a", ttl=30).acquire())
-        await until(lambda: redis_sentinels.master.ask("EXISTS", "{fencing:a}:q"), what="the waiter stands in line")
+        await until(lambda: redis_sentinels.master.ask("EXISTS", "{fencing:a}:w"), what="the waiter stands in line")
         await redis_sentinels.failover()
         first = state_of(holder).number
         await holder.release()
@@ -151,7 +152,7 @@ async def test_a_cluster_that_fails_over_is_followed(redis_binary: str):
         async with connect(url) as locks:
             async with locks.lock("a") as lease:
                 first = lease.token
-            await cluster.failover(cluster.node_of("{fencing:a}:l"))
+            await cluster.failover(cluster.node_of("{fencing:a}:s"))
             async with asyncio.timeout(30), locks.lock("a", ttl=30) as lease:
                 assert lease.token > first
 
@@ -164,7 +165,7 @@ def url_of(cluster: Cluster) -> str:
 
 
 def lease_of(name: str) -> str:
-    return f"{{fencing:{name}}}:l"
+    return f"{{fencing:{name}}}:s"
 
 
 class Renewals:
@@ -200,7 +201,9 @@ async def test_a_lease_moves_with_its_slot(redis_cluster: Cluster):
             await renewals.more("a")
             assert lease.token == token
             assert target.ask("EXISTS", lease_of("a")) == 1
-        await until(lambda: not target.ask("EXISTS", lease_of("a")), what="it is released", within=10)  # not expired
+        await until(
+            lambda: target.ask("GETRANGE", lease_of("a"), 24, 25) == IDLE, what="it is released", within=10
+        )  # not expired
         async with locks.lock("a") as later:
             assert later.token > token
 
@@ -239,10 +242,10 @@ async def test_a_lease_and_its_line_live_through_a_crash_of_a_durable_server(sta
     async with opened(server.url) as (locks, log), opened(server.url) as (others, _):
         async with staying(locks.lock("a", ttl=10)) as stay:
             waiting = Stay(others.lock("a", ttl=10, wait=PATIENCE))
-            await eventually(lambda: server.command("EXISTS", key("a", "q")), what="somebody waits")
+            await eventually(lambda: server.command("EXISTS", key("a", "w")), what="somebody waits")
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
-            assert await server.command("EXISTS", key("a", "q"))
+            assert await server.command("EXISTS", key("a", "w"))
             renewed = len(log.of(Renewed))
             await log.seen(Renewed, renewed + 1)
             assert not waiting.entered.is_set()

@@ -1,37 +1,25 @@
-"""What Redis is asked, in full calls and in posts, and what its answers mean."""
+"""What Redis is asked, in full calls and in packed commands, and what its answers mean."""
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
 from collections.abc import AsyncIterator
 from functools import partial
 
-import hiredis
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from patience import until
 from redis.crc import key_slot
 from redis_server import RedisServer
 
 from fencing_sdk import BackendRefusedError, BackendUnavailableError
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal, Revoked
-from fencing_sdk.abc._powers import PostOutcome
-from fencing_sdk.backends.redis import RedisBackend, from_url
+from fencing_sdk._values.answer import Answer
+from fencing_sdk.abc import HELD, LOCK, READER, Busy, Claim, Gone, Permit, Place
+from fencing_sdk.backends.redis import RedisBackend, from_url, read_answer
 from fencing_sdk.backends.redis.connection.node import SILENCE
-from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError
-from fencing_sdk.backends.redis.losses import RedisLossWatcher
-from fencing_sdk.backends.redis.posted_requests import RedisPosts
-from fencing_sdk.backends.redis.requests import (
-    RedisKeys,
-    RedisRequests,
-    check_prefix,
-    read_acquired,
-    read_holder,
-    read_renewals,
-)
-from fencing_sdk.backends.redis.scripts import ScriptCall
+from fencing_sdk.backends.redis.connection.pipe import PipeError, ReplyError, pack
+from fencing_sdk.backends.redis.keys import RedisKeys, check_prefix
 from fencing_sdk.errors import ConfigurationError
 
 pytest_plugins = ["redis_fixtures"]
@@ -40,17 +28,11 @@ pytest_plugins = ["redis_fixtures"]
 # What Redis is asked, what its answers mean, and what the keys of a lock are called.
 
 
-TERMS = {"tokens": "hybrid", "min_replicas": 0}
-
 names = st.text(alphabet="ab{}%:7B25Dé l", min_size=1, max_size=8)
 
 
-def calls(**options) -> RedisRequests:
-    return RedisRequests(RedisKeys("fencing"), **TERMS | options)
-
-
-def keys_of(name: str, prefix: str = "fencing") -> list[str]:
-    return list(RedisRequests(RedisKeys(prefix), **TERMS).acquire(Claim(name, 1.0)).keys)
+def keys_of(name: str) -> list[str]:
+    return list(from_url("redis://localhost")._at(name))
 
 
 # Keys.
@@ -100,11 +82,11 @@ def test_the_channel_of_a_client_is_covered_by_the_rule_for_the_prefix_and_is_no
 )
 def test_an_option_that_cannot_work_is_refused_by_name(option, value):
     with pytest.raises(ConfigurationError, match=option):
-        calls(**{option: value})
+        from_url("redis://localhost", **{option: value})
 
 
 def test_options_may_be_texts_as_in_a_url():
-    assert calls(min_replicas="1").acquire(Claim("a", 1.0)).replicas == 1
+    assert from_url("redis://localhost?min_replicas=1")._replicas == 1
 
 
 def test_a_backend_says_nothing_of_its_secrets():
@@ -116,39 +98,32 @@ def test_a_backend_says_nothing_of_its_secrets():
 # Answers.
 
 
-@pytest.mark.parametrize("outcome", [b"1", b"111", b"", None, 11, "11", [b"1", b"1"], PipeError(), ReplyError("OOM")])
-def test_without_a_whole_answer_nothing_is_known(outcome):
-    assert read_renewals(outcome, 2) == [Renewal.UNKNOWN] * 2
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ([7, -1, 3], Place(7, None, 3)),
+        ([7, 0, 3], Place(7, 0, 3)),
+        ([-1, 1500, 3], Place(None, None, 3, None, 1.5)),
+        ([-1, -1, 3], Place(None, None, 3, None, math.inf)),
+        ([-2, 1], Gone(None, taken=True)),
+        ([-2, 0, "why é".encode()], Gone("why é", taken=False)),
+        ([-3, 1500], Busy(1.5)),
+        ([-4], HELD),
+    ],
+)
+def test_what_an_answer_means(reply, answer):
+    assert read_answer(reply, Place, Gone, Busy) == answer
 
 
 @pytest.mark.parametrize(
-    "reply", [None, b"", b"x", [], [b"34"], [b"34", b"0"], [34, 0], [b"x", 0], "34", [b"34", 0, 1]]
+    "reply", [None, b"", 34, [], [34], [b"34", 0, 1], [34, 0, b"x"], [-5, 1, 1], "34", [34, 0, 1, 2]]
 )
-def test_what_is_no_answer_to_an_acquisition_is_refused(reply):
+def test_what_is_no_answer_is_refused(reply):
     with pytest.raises((TypeError, ValueError)):
-        read_acquired(reply)
+        read_answer(reply, Place, Gone, Busy)
 
 
-@pytest.mark.parametrize("label", [None, "", "m", "a\0b", "=", "é"])
-def test_a_label_comes_back_as_it_was(label):
-    claim = Claim("a", 1.0, label=label)
-    stored = calls().acquire(claim).arguments[3]
-    found = read_holder("a", [f"{claim.owner}\0{7}\0{stored}".encode(), 1500, b"0"])
-    assert (found.name, found.token, found.id, found.remaining) == ("a", 7, claim.holder, 1.5)
-    assert found.label == label
-
-
-@pytest.mark.parametrize("lease", [b"", b"mine", b"o\0x\0", b"o\x007", b"\xff\x007\0", b"o\0\0"])
-def test_what_is_no_lease_is_told_as_such(lease):
-    with pytest.raises(ReplyError) as caught:
-        read_holder("a", [lease, 1000, b"0"])
-    assert caught.value.code == "WRONGTYPE"
-
-
-# Acquire and release as posts: the same bytes as the full call, and what is left to it.
-
-
-PATIENCE = 60.0
+# Draw and give back in packed commands: the same bytes as the full call, and what is left to it.
 
 
 class Wire:
@@ -156,8 +131,8 @@ class Wire:
 
     silent_for = 0.0
 
-    def __init__(self, *, usable: bool = True) -> None:
-        self.usable = usable
+    def __init__(self, loop) -> None:
+        self.loop = loop
         self.sent: list[bytes] = []
         self.takes = []
         self.closed: list[str] = []
@@ -165,10 +140,10 @@ class Wire:
     def last_pipe(self, _key: str) -> Wire:
         return self
 
-    def post(self, packed, take, *, followed=False):
+    def post(self, packed, take):
         self.sent.append(packed)
-        self.takes.append((take, followed))
-        return self.usable
+        self.takes.append(take)
+        return True
 
     def close(self, why):
         self.closed.append(why)
@@ -176,19 +151,24 @@ class Wire:
     close_soon = close
 
 
-def posts_on(wire: Wire, prefix: str = "fencing", **options) -> tuple[RedisPosts, RedisRequests]:
-    keys = RedisKeys(prefix)
-    requests = RedisRequests(keys, **TERMS | options)
-    return RedisPosts(keys, requests, wire, RedisLossWatcher(None), _no_reasons), requests
+class Loop:
+    """Takes the place of a loop in answers that are not awaited."""
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, *_args, **_options) -> None:
+        pass
+
+    def call_exception_handler(self, _context) -> None:
+        pass
 
 
-async def _no_reasons(claims):
-    return [None] * len(claims)
-
-
-def packed(call: ScriptCall) -> bytes:
-    follow = hiredis.pack_command(("EXISTS", *call.follow)) if call.follow else b""
-    return hiredis.pack_command(call.by_hash()) + follow
+def on_wire(**options) -> tuple[RedisBackend, Wire]:
+    backend, wire = from_url("redis://localhost", **options), Wire(Loop())
+    backend._router = backend._bells.router = wire
+    backend._bells.holds = lambda _: None
+    return backend, wire
 
 
 @given(
@@ -197,79 +177,64 @@ def packed(call: ScriptCall) -> bytes:
     st.floats(0.05, 86_400.0),
     st.sampled_from(["fencing", "%d:é", "a b"]),
     st.sampled_from(["hybrid", "counter"]),
+    st.sampled_from([LOCK, READER, Permit(3)]),
+    st.booleans(),
 )
-@example("{a}%b%", "", 15.0, "fencing", "hybrid")
-@example("\1", "\3", 987_654.321, "fencing", "hybrid")
-@example("ünïcode", "é\0", 0.05, "fencing", "hybrid")
-def test_a_post_sends_the_bytes_of_the_full_call(name, label, ttl, prefix, tokens):
-    wire = Wire()
-    posts, requests = posts_on(wire, prefix, tokens=tokens)
-    claim = Claim(name, ttl, label=label)
-    posts.acquire(claim, print)
-    posts.release(claim, print)
-    assert wire.sent == [packed(requests.acquire(claim)), packed(requests.release(claim))]
-    assert [followed for _, followed in wire.takes] == [True, False]
-
-
-NO_SCRIPT = ReplyError("NOSCRIPT No matching script.")
+@example("{a}%b%", "", 15.0, "fencing", "hybrid", LOCK, False)
+@example("ünïcode", "é", 0.05, "fencing", "hybrid", LOCK, True)
+def test_a_packed_command_has_the_bytes_of_the_full_call(name, label, ttl, prefix, tokens, mode, only):
+    backend, wire = on_wire(prefix=prefix, tokens=tokens)
+    claim = Claim(name, ttl, label=label, mode=mode)
+    backend.draw(claim, only_if_it_holds=only)
+    backend.give_back(claim)
+    full = [backend._draw_call(claim, only=only), backend._give_back_call(claim, 0.0)]
+    assert wire.sent == [pack(call.by_hash()) for call in full]
 
 
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        (b"34", Grant(34)),
-        (1500, Busy(1.5)),
-        (-1, Busy(None)),
-        (NO_SCRIPT, PostOutcome.NOT_EXECUTED),
-        (ReplyError("MOVED 1 other:6379"), PostOutcome.NOT_EXECUTED),
-        (ReplyError("ASK 1 other:6379"), PostOutcome.NOT_EXECUTED),
-        (ReplyError("TRYAGAIN x"), PostOutcome.NOT_EXECUTED),
+        ([34, -1, 1], Place(34, None, 1)),
+        ([-3, 1500], Busy(1.5)),
         (ReplyError("OOM no"), BackendUnavailableError),
         (ReplyError("NOPERM no"), BackendRefusedError),
         (PipeError("broke"), BackendUnavailableError),
         (b"thirty-four", BackendUnavailableError),
-        (b"9007199254740992", BackendUnavailableError),
+        ([-2, 0], BackendUnavailableError),
         (["x", 0], BackendUnavailableError),
     ],
     ids=repr,
 )
-def test_what_a_reply_to_an_acquisition_means(reply, outcome):
-    wire, answers = Wire(), []
-    posts, _ = posts_on(wire)
-    posts.acquire(Claim("a", 15.0), answers.append)
-    wire.takes[0][0](reply)
-    (answer,) = answers
-    assert type(answer) is outcome if isinstance(outcome, type) else answer == outcome
+def test_what_a_reply_to_a_draw_means(reply, outcome):
+    backend, wire = on_wire()
+    answer = backend.draw(Claim("a", 15.0))
+    wire.takes[0](reply)
+    if isinstance(outcome, type):
+        assert type(answer.exception()) is outcome
+    else:
+        assert answer.result() == outcome
 
 
 @pytest.mark.parametrize(
     ("reply", "outcome"),
-    [
-        (1, PostOutcome.RELEASED),
-        (0, Renewal.REFUSED),
-        (-1, Renewal.TAKEN_OVER),
-        (NO_SCRIPT, PostOutcome.NOT_EXECUTED),
-        (PipeError("broke"), None),
-    ],
-    ids=repr,
+    [([1], None), ([-2, 0], Gone()), ([-2, 1, b"why"], Gone("why", taken=True)), (PipeError("broke"), 0)],
 )
-async def test_what_a_reply_to_a_release_means(reply, outcome):
-    wire, answers = Wire(), []
-    posts, _ = posts_on(wire)
-    posts.release(Claim("a", 15.0), answers.append)
-    wire.takes[0][0](reply)
-    await until(lambda: answers)  # a refusal is told when the server was asked for the reason
-    assert answers == [outcome] if outcome else isinstance(answers[0], BackendUnavailableError)
+def test_what_a_reply_to_a_give_back_means(reply, outcome):
+    backend, wire = on_wire()
+    answer = backend.give_back(Claim("a", 15.0))
+    wire.takes[0](reply)
+    if outcome == 0:
+        assert isinstance(answer.exception(), BackendUnavailableError)
+    else:
+        assert answer.result() == outcome
 
 
 def test_a_request_that_is_given_up_closes_a_silent_connection_and_no_other():
-    wire = Wire()
-    posts, _ = posts_on(wire)
-    sent = posts.acquire(Claim("a", 15.0), [].append)
-    sent.give_up()
+    backend, wire = on_wire()
+    backend.draw(Claim("a", 15.0)).cancel()
     assert not wire.closed
     wire.silent_for = SILENCE
-    sent.give_up()
+    backend.draw(Claim("a", 15.0)).cancel()
     assert wire.closed
 
 
@@ -279,45 +244,48 @@ def test_a_request_that_is_given_up_closes_a_silent_connection_and_no_other():
 @pytest.fixture
 async def backend(redis_server: RedisServer) -> AsyncIterator[RedisBackend]:
     backend = from_url(redis_server.url)
+    await backend.open()
     yield backend
     await backend.aclose()
 
 
-async def posted(post, claim: Claim) -> object:
-    answer = asyncio.get_running_loop().create_future()
-    assert post(claim, answer.set_result) is not None
-    async with asyncio.timeout(PATIENCE):
-        return await answer
-
-
 @pytest.mark.every_loop
-async def test_posts_of_a_real_server_are_answered(backend):
-    await backend.open()
+async def test_a_server_that_forgot_the_scripts_answers_all_the_same(backend, redis_server):
     first, second = Claim("a", 15.0), Claim("a", 15.0)
-    assert await posted(backend.post_acquire, first) is PostOutcome.NOT_EXECUTED  # no script is known to a new server
-    grant = await backend.acquire(first)
-    assert await posted(backend.post_acquire, first) == grant
-    held = await posted(backend.post_acquire, second)
-    assert isinstance(held, Busy)
-    assert 10 < held.retry_after <= 15
-    assert await posted(backend.post_release, second) is Renewal.TAKEN_OVER
-    assert (await backend.inspect("a")).token == grant.token
-    assert await posted(backend.post_release, first) is PostOutcome.RELEASED
-    assert await backend.inspect("a") is None
-    assert await posted(backend.post_release, first) is Renewal.REFUSED
-    assert await backend.revoke("a", (await backend.acquire(second)).token, "why")
-    assert await posted(backend.post_release, second) == Revoked("why")
+    await redis_server.command("SCRIPT", "FLUSH")
+    drawn = backend.draw(first)
+    assert isinstance(drawn, Answer)
+    place = await drawn
+    assert await backend.draw(first) == place
+    assert isinstance(await backend.draw(second, only_if_it_holds=True), Busy)
+    await redis_server.command("SCRIPT", "FLUSH")
+    assert await backend.give_back(second) == Gone(taken=True)
+    await redis_server.command("SCRIPT", "FLUSH")
+    assert await backend.give_back(first) is None
+
+
+async def test_closing_ends_an_answer_that_is_on_its_way(backend, redis_server):
+    await redis_server.command("SCRIPT", "FLUSH")
+    redis_server.pause()
+    answer = backend.draw(Claim("a", 15.0))
+    await backend.aclose()
+    redis_server.resume()
+    with pytest.raises(BackendUnavailableError):
+        await answer
 
 
 async def test_a_forked_child_posts_nothing_on_the_connection_of_its_parent(backend, monkeypatch):
-    await backend.open()
     monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
-    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+    drawn = backend.draw(Claim("a", 15.0))
+    assert not isinstance(drawn, Answer)
+    drawn.close()
     monkeypatch.undo()
 
 
 async def test_where_replicas_have_to_confirm_nothing_is_posted(redis_server):
     backend = from_url(redis_server.url, min_replicas=1)
     await backend.open()
-    assert backend.post_acquire(Claim("a", 15.0), pytest.fail) is None
+    drawn = backend.draw(Claim("a", 15.0))
+    assert not isinstance(drawn, Answer)
+    drawn.close()
     await backend.aclose()

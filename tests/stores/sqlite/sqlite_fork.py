@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from fencing_sdk.abc import Claim, Grant
-from fencing_sdk.backends._shared import rules
+from fencing_sdk.abc import Claim, Place
+from fencing_sdk.abc.line import Line
 from fencing_sdk.backends.sqlite import SqliteBackend
-from fencing_sdk.backends.sqlite import store as _thread
-from fencing_sdk.backends.sqlite.rows import OpenFile, SqliteRows
+from fencing_sdk.backends.sqlite import thread as _thread
+from fencing_sdk.backends.sqlite.lines import LineFile
 from fencing_sdk.errors import BackendRefusedError
-from fencing_sdk.testing.promises.under_test import in_line
 
 
 def locks_of_this_process(path: str) -> int:
@@ -54,66 +53,79 @@ def outcome_of(child: tuple[int, int]) -> object:
     return json.loads(heard)
 
 
+async def drawn(backend: SqliteBackend, name: str) -> bool:
+    """Return whether a new owner holds *name*."""
+    return isinstance(await backend.draw(Claim(name, 60.0), only_if_it_holds=True), Place)
+
+
+async def woken(backend: SqliteBackend, name: str, between: Callable[[], Awaitable[object]]) -> bool:
+    """Wait in a line until the bell alone says that the ticket holds; *between*: while it waits."""
+    ahead, waiting, rung = Claim(name, 60.0), Claim(name, 60.0), asyncio.Event()
+    await backend.draw(ahead)
+    stop = backend.listen(waiting, lambda _: rung.set())
+    await backend.draw(waiting)
+    await between()
+    await backend.give_back(ahead)
+    async with asyncio.timeout(20):
+        await rung.wait()
+    stop()
+    (place,) = await backend.keep([(waiting, 0)])
+    return isinstance(place, Place) and place.token is not None
+
+
 async def idle(backend: SqliteBackend, path: str) -> dict[str, object]:
-    mine, ahead, waiting = Claim("mine", 60.0), Claim("line", 60.0), Claim("line", 60.0)
-    assert isinstance(await backend.acquire(mine), Grant)
-    assert isinstance(await backend.acquire(ahead), Grant)
+    mine, heard = Claim("mine", 60.0), []
+    assert isinstance(await backend.draw(mine), Place)
 
     async def child() -> dict[str, object]:
-        outcome = await backend.acquire(Claim("child", 60.0))
-        heard = {"granted": isinstance(outcome, Grant), "locks": locks_of_this_process(path)}
-        ahead, waiting = Claim("line of the child", 60.0), Claim("line of the child", 60.0)
-        await backend.acquire(ahead)
-        async with in_line(backend, waiting) as turn, asyncio.timeout(20):
-            await backend.release(ahead)
-            await turn.wait()
+        found = {"granted": await drawn(backend, "child"), "locks": locks_of_this_process(path)}
+        assert await woken(backend, "line of the child", partial(asyncio.sleep, 0))
         await backend.aclose()
-        return heard
+        return found
 
-    async with in_line(backend, waiting) as turn:
-        heard = await asyncio.to_thread(outcome_of, fork(child))
-        await backend.release(ahead)
-        async with asyncio.timeout(20):
-            await turn.wait()
-        woken = isinstance(await backend.acquire(waiting), Grant)
-    renewed = await backend.renew([mine])
-    return {"child": heard, "woken": woken, "renewed": [outcome.name for outcome in renewed]}
+    async def fork_and_wait() -> None:
+        heard.append(await asyncio.to_thread(outcome_of, fork(child)))
+
+    rung = await woken(backend, "line", fork_and_wait)
+    (kept,) = await backend.keep([(mine, 0)])
+    return {"child": heard[0], "woken": rung, "kept": isinstance(kept, Place)}
 
 
 async def busy(backend: SqliteBackend, path: str) -> dict[str, object]:
     begun = threading.Event()
 
-    def slowly(opened: OpenFile) -> None:
-        with opened.file.transaction() as now:
-            rules.grant(SqliteRows(opened, "mine", now), Claim("mine", 60.0))
+    def slowly(opened: LineFile) -> None:
+        def step(line: Line, now: float) -> object:
             begun.set()
             threading.Event().wait(0.5)
+            return line.draw(Claim("mine", 60.0), now)
 
-    work = backend._store.sql.submit(slowly)
+        opened.run([("mine", step)], draws=True)
+
+    work = backend._sql.submit(slowly)
     begun.wait()
 
     async def child() -> dict[str, object]:
-        holder = await backend.inspect("mine")
-        outcome = await backend.acquire(Claim("child", 60.0))
-        return {"sees": holder is not None, "granted": isinstance(outcome, Grant)}
+        (tickets,) = await backend.tickets(["mine"])
+        return {"sees": bool(tickets), "granted": await drawn(backend, "child")}
 
     heard = outcome_of(fork(child))
     await asyncio.wrap_future(work)
-    return {"child": heard, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
+    return {"child": heard, "parent": await drawn(backend, "other")}
 
 
 async def stuck(backend: SqliteBackend, path: str) -> dict[str, object]:
     _thread.FORK_PATIENCE = 0.2
     warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about threads at a fork: 3.12 and later
     begun, go_on = threading.Event(), threading.Event()
-    work = backend._store.sql.submit(lambda _: (begun.set(), go_on.wait()))
+    work = backend._sql.submit(lambda _: (begun.set(), go_on.wait()))
     begun.wait()
 
     async def child(*, grandchild: bool = False) -> list[str]:
         refused = []
         for inherited_or_new in (backend, SqliteBackend(path)):
             try:
-                await inherited_or_new.acquire(Claim("child", 60.0))
+                await inherited_or_new.draw(Claim("child", 60.0))
             except BackendRefusedError as error:
                 refused.append(str(error))
         if not grandchild:
@@ -123,7 +135,7 @@ async def stuck(backend: SqliteBackend, path: str) -> dict[str, object]:
     heard = outcome_of(fork(child))
     go_on.set()
     await asyncio.wrap_future(work)
-    return {"child": heard, "parent": isinstance(await backend.acquire(Claim("other", 60.0)), Grant)}
+    return {"child": heard, "parent": await drawn(backend, "other")}
 
 
 async def main(command: str, path: str) -> None:

@@ -16,21 +16,17 @@ from pathlib import Path
 
 import pytest
 from inside import BootClock, wall_micros
-from open_file import RulesOnFile
 
 from fencing_sdk import ConfigurationError, LossReason, connect
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.abc import Busy, Claim, Gone, Place
 from fencing_sdk.backends import from_url
-from fencing_sdk.backends._shared.row_backend import WaiterAddress
-from fencing_sdk.backends._shared.rules import token_source
+from fencing_sdk.backends._shared.tokens import token_source
 from fencing_sdk.backends.sqlite import SqliteBackend
 from fencing_sdk.backends.sqlite import file as _file
 from fencing_sdk.backends.sqlite.file import LockFile
-from fencing_sdk.backends.sqlite.rows import OpenFile
-from fencing_sdk.backends.sqlite.store import SqlThread
-from fencing_sdk.backends.sqlite.waiter_signs import SignsOfLife
+from fencing_sdk.backends.sqlite.lines import LineFile
+from fencing_sdk.backends.sqlite.thread import SqlThread
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError, LeaseLostError
-from fencing_sdk.testing.promises.under_test import in_line
 
 # Which file is meant, which files are refused, and what becomes of SQLite's errors.
 
@@ -75,30 +71,32 @@ def test_nothing_is_touched_when_built(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("synchronous", "level"), [("full", 2), ("normal", 1)])
-async def test_a_grant_waits_for_the_disk_and_nothing_else_does(tmp_path: Path, synchronous: str, level: int):
-    levels: dict[str, int] = {}
+async def test_a_grant_waits_for_the_disk_and_a_keep_does_not(
+    tmp_path: Path, synchronous: str, level: int, monkeypatch: pytest.MonkeyPatch
+):
+    levels: dict[str, set[int]] = {}
+    begin, call = LockFile._begin, ""
 
-    def note(call: str) -> None:
-        (levels[call],) = rows.file.execute("PRAGMA synchronous").fetchone()
+    def note(file: LockFile, setting: str) -> sqlite3.Cursor:
+        begun = begin(file, setting)
+        levels.setdefault(call, set()).add(file.execute("PRAGMA synchronous").fetchone()[0])
+        return begun
 
-    rows = RulesOnFile(
-        tmp_path / "locks.db",
-        BootClock(),
-        lambda last: (note("grant"), last + 1)[1],
-        synchronous=synchronous,
-    )
-    claim, waiter = Claim("a", 60.0), Claim("a", 60.0)
-    rows.acquire(claim)
-    for call, make in {
-        "renew": lambda: rows.renew([claim]),
-        "join": lambda: rows.join(waiter, WaiterAddress("")),
-        "leave": lambda: rows.leave(waiter),
-        "release": lambda: rows.release(claim),
+    monkeypatch.setattr(LockFile, "_begin", note)
+    backend = SqliteBackend(tmp_path / "locks.db", synchronous=synchronous)
+    await backend.open()
+    holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
+    for call, ask in {  # noqa: B007  (it is read in `note`)
+        "grant": lambda: backend.draw(holder),
+        "wait": lambda: backend.draw(waiter),
+        "keep": lambda: backend.keep([(holder, 0), (waiter, 0)]),
+        "leave": lambda: backend.give_back(waiter),
+        "release": lambda: backend.give_back(holder),
     }.items():
-        make()
-        note(call)
-    rows.close()
-    assert levels == {"grant": level, "renew": 1, "join": 1, "leave": 1, "release": 1}
+        await ask()
+    await backend.aclose()
+    assert levels["grant"] == {level}
+    assert levels["wait"] == levels["keep"] == levels["leave"] == levels["release"] == {1}
 
 
 async def test_a_relative_path_is_not_moved_by_a_change_of_the_working_directory(
@@ -108,10 +106,10 @@ async def test_a_relative_path_is_not_moved_by_a_change_of_the_working_directory
         (tmp_path / name).mkdir()
     backend = from_url("sqlite:///locks.db")
     monkeypatch.chdir(tmp_path / "first")
-    await backend.acquire(Claim("a", 60.0))
+    await backend.draw(Claim("a", 60.0))
     await backend.aclose()
     monkeypatch.chdir(tmp_path / "second")
-    assert await backend.inspect("a") is not None
+    assert await backend.tickets(["a"]) != [[]]
     await backend.aclose()
     assert list((tmp_path / "second").iterdir()) == []
 
@@ -141,7 +139,7 @@ def a_text(folder: Path) -> Path:
 def a_broken_database(folder: Path) -> Path:
     path = folder / "broken.db"
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE fencing_lock (x)")
+    connection.execute("CREATE TABLE fencing_line (x)")
     connection.close()
     header = path.read_bytes()[:100]
     path.write_bytes(header + b"\xff" * 8092)
@@ -151,7 +149,7 @@ def a_broken_database(folder: Path) -> Path:
 def tables_of_another_version(folder: Path) -> Path:
     path = folder / "other.db"
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE fencing_lock (name TEXT, something_else TEXT)")
+    connection.execute("CREATE TABLE fencing_line (name TEXT, something_else TEXT)")
     connection.execute("CREATE TABLE fencing_token (something_else TEXT)")
     connection.close()
     return path
@@ -178,7 +176,7 @@ async def test_a_file_that_cannot_be_used_is_refused_when_opened(tmp_path: Path,
         assert refused.value.operation == "open"
         assert str(tmp_path) in str(refused.value)
     with pytest.raises(BackendRefusedError):
-        await backend.acquire(Claim("a", 60.0))
+        await backend.draw(Claim("a", 60.0))
     await backend.aclose()
     if make in {a_text, a_broken_database}:
         assert path.read_bytes() == before
@@ -258,24 +256,24 @@ async def test_a_full_disk_is_unavailable_until_there_is_room(tmp_path: Path):
     backend = SqliteBackend(tmp_path / "locks.db")
 
     def limit(pages: int) -> None:
-        backend._store.sql.submit(lambda rows: rows.file.execute(f"PRAGMA max_page_count = {pages:d}").fetchone())
+        backend._sql.submit(lambda rows: rows.file.execute(f"PRAGMA max_page_count = {pages:d}").fetchone())
 
     await backend.open()
     limit(1)
     with pytest.raises(BackendUnavailableError, match="disk is full"):
         for number in range(1000):
-            await backend.acquire(Claim(f"report/{number}", 60.0, label="x" * 1000))
-    assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
+            await backend.draw(Claim(f"report/{number}", 60.0, label="x" * 1000))
+    assert (await backend.draw(Claim("a", 60.0))).token is not None
     await backend.aclose()
 
 
-@pytest.mark.parametrize("claim", [Claim("a", 60.0, label="\ud800"), Claim("a", 1e30)], ids=["text", "number"])
-async def test_what_cannot_be_stored_is_refused_and_harms_nobody(tmp_path: Path, claim: Claim):
+async def test_what_cannot_be_stored_is_refused_and_harms_no_other(tmp_path: Path):
+    claim = Claim("\ud800", 60.0)
     backend = SqliteBackend(tmp_path / "locks.db")
     with pytest.raises(BackendRefusedError, match="cannot be stored") as refused:
-        await backend.acquire(claim)
+        await backend.draw(claim)
     assert claim.owner not in f"{refused.value!r}{refused.value}"
-    assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
+    assert (await backend.draw(Claim("a", 60.0))).token is not None
     await backend.aclose()
 
 
@@ -285,18 +283,16 @@ async def test_what_cannot_be_stored_is_refused_and_harms_nobody(tmp_path: Path,
 async def test_a_file_that_is_deleted_while_it_is_used_is_made_again_by_all(tmp_path: Path):
     first, second = (SqliteBackend(tmp_path / "locks.db") for _ in range(2))
     lost = Claim("a", 60.0)
-    before = await first.acquire(lost)
-    assert isinstance(before, Grant)
+    before = await first.draw(lost)
     await second.open()
     _delete_everything_in(tmp_path)
     found = Claim("a", 60.0)
-    after = await second.acquire(found)
-    assert isinstance(after, Grant)
+    after = await second.draw(found)
     assert after.token > before.token
-    assert await first.renew([lost]) == [Renewal.TAKEN_OVER]
-    assert isinstance(await first.acquire(Claim("a", 60.0)), Busy)
+    assert await first.keep([(lost, 0)]) == [Gone(taken=True)]
+    assert isinstance(await first.draw(Claim("a", 60.0), only_if_it_holds=True), Busy)
     await first.aclose()
-    assert await second.renew([found]) == [Renewal.RENEWED], "closing the old file harmed the new one"
+    assert isinstance((await second.keep([(found, 0)]))[0], Place), "closing the old file harmed the new one"
     await second.aclose()
 
 
@@ -312,7 +308,7 @@ async def test_tables_of_others_in_the_same_file_are_left_alone(tmp_path: Path):
         app.execute("CREATE TABLE lock (name)")
         app.execute("INSERT INTO lock VALUES ('mine')")
     backend = SqliteBackend(path)
-    assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant)
+    assert (await backend.draw(Claim("a", 60.0))).token is not None
     await backend.aclose()
     assert app.execute("SELECT name FROM lock").fetchall() == [("mine",)]
     app.close()
@@ -347,12 +343,11 @@ class Opening:
         self.count = 0
         self.threads: list[str] = []
 
-    def __call__(self) -> OpenFile:
+    def __call__(self) -> LineFile:
         self.count += 1
         self.threads.append(threading.current_thread().name)
         file = LockFile(self.path, synchronous="normal", clock=BootClock())
-        signs = SignsOfLife(self.path)
-        return OpenFile(file, signs, token_source("counter", wall_micros), "boot", "network")
+        return LineFile(file, token_source("counter", wall_micros), "boot")
 
 
 @pytest.fixture
@@ -374,7 +369,7 @@ def busy(sql: SqlThread) -> Iterator[None]:
     """Keep the thread in the middle of some work."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(_: OpenFile) -> None:
+    def work(_: LineFile) -> None:
         begun.set()
         assert go_on.wait(LIMIT)
 
@@ -410,18 +405,10 @@ def test_what_was_cancelled_before_it_began_is_not_done(sql: SqlThread):
     assert done == ["next"]
 
 
-def test_what_is_to_be_done_surely_is_done_although_nobody_waits(sql: SqlThread):
-    done: list[str] = []
-    with busy(sql):
-        assert not sql.submit(lambda _: done.append("leave"), surely=True).cancel()
-    sql.submit(lambda _: done.append("next")).result(LIMIT)
-    assert done == ["leave", "next"]
-
-
 def test_a_failure_closes_the_connection_and_the_next_work_gets_a_new_one(opening: Opening, sql: SqlThread):
-    seen: list[OpenFile] = []
+    seen: list[LineFile] = []
 
-    def fail(rows: OpenFile) -> None:
+    def fail(rows: LineFile) -> None:
         seen.append(rows)
         with rows.file.transaction():
             rows.file.execute("UPDATE fencing_token SET last = 99")
@@ -464,7 +451,7 @@ async def test_a_closing_that_nobody_waits_for_still_closes(tmp_path: Path):
     before = workers()
     backend = SqliteBackend(tmp_path / "locks.db")
     await backend.open()
-    with busy(backend._store.sql):
+    with busy(backend._sql):
         closing = asyncio.ensure_future(backend.aclose())
         await asyncio.sleep(0)
         closing.cancel()
@@ -482,7 +469,7 @@ from fencing_sdk.backends.sqlite import SqliteBackend
 async def main():
     backend = SqliteBackend({str(tmp_path / "locks.db")!r})
     begun = threading.Event()
-    backend._store.sql.submit(lambda _: (begun.set(), threading.Event().wait()))
+    backend._sql.submit(lambda _: (begun.set(), threading.Event().wait()))
     begun.wait()
     print("hangs", flush=True)
 asyncio.run(main())
@@ -491,35 +478,12 @@ asyncio.run(main())
     assert (done.returncode, done.stdout, done.stderr) == (0, "hangs\n", "")
 
 
-async def test_a_waiter_that_is_cancelled_twice_while_the_thread_is_busy_still_leaves_the_line(tmp_path: Path):
+async def test_a_draw_that_was_given_up_while_the_thread_was_busy_is_not_made(tmp_path: Path):
     backend = SqliteBackend(tmp_path / "locks.db")
-    standing = asyncio.Event()
-
-    async def stand() -> None:
-        async with in_line(backend, Claim("a", 60.0)) as turn:
-            standing.set()
-            await turn.wait()
-
-    waiter = asyncio.create_task(stand())
-    await standing.wait()
-    with busy(backend._store.sql):
-        for _ in range(2):
-            waiter.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert waiter.cancelled()
-    assert isinstance(await backend.acquire(Claim("a", 60.0)), Grant), "it stands in the line still"
-    await backend.aclose()
-
-
-async def test_a_release_that_was_given_up_while_the_thread_was_busy_still_happens(tmp_path: Path):
-    backend = SqliteBackend(tmp_path / "locks.db")
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    with busy(backend._store.sql):
-        releasing = asyncio.create_task(backend.release(claim))
+    with busy(backend._sql):
+        drawing = asyncio.create_task(backend.draw(Claim("a", 60.0)))
         await asyncio.sleep(0)
-        releasing.cancel()
-        await asyncio.wait((releasing,))
-    assert await backend.inspect("a") is None
+        drawing.cancel()
+        await asyncio.wait((drawing,))
+    assert await backend.tickets(["a"]) == [[]]
     await backend.aclose()

@@ -8,22 +8,16 @@ import random
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvloop
-from inside import LINE_POLL, LINE_TTL, BootClock
 from worker_processes import LIMIT, WorkerProcess, worker_processes
 
-from fencing_sdk.abc import Busy, Claim, Grant
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.sqlite import SqliteBackend
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytestmark = pytest.mark.slow
-
-LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 WORKERS = Path(__file__).parent
 
@@ -88,9 +82,9 @@ async def test_eight_processes_that_are_killed_all_the_time_never_share_a_token(
 async def _next_count(path: Path) -> int:
     backend = SqliteBackend(path, tokens="counter")
     try:
-        outcome = await backend.acquire(Claim("another", 60.0))
-        assert isinstance(outcome, Grant)
-        return outcome.token
+        place = await backend.draw(Claim("another", 60.0))
+        assert place.token is not None
+        return place.token
     finally:
         await backend.aclose()
 
@@ -111,7 +105,7 @@ def _grants(journals: list[Path]) -> list[dict]:
 
 
 def _check_exclusion(grants: list[dict]) -> None:
-    """Nobody was granted a lock while another one held it within its ttl."""
+    """No client was granted a lock while another one held it within its ttl."""
     checked = 0
     for earlier in grants:
         held_until = earlier.get("held_until", 0)
@@ -127,55 +121,18 @@ def _check_exclusion(grants: list[dict]) -> None:
 async def test_a_transaction_that_was_killed_never_happened(path, backend, start):
     half = await start("half")
     await half.says("half")
-    blocked = asyncio.create_task(backend.acquire(Claim("half", 60.0)))
+    blocked = asyncio.create_task(backend.draw(Claim("half", 60.0)))
     await asyncio.sleep(0.1)
     assert not blocked.done()
     await half.kill()
     async with asyncio.timeout(LIMIT):
-        assert isinstance(await blocked, Grant)
+        assert isinstance(await blocked, Place)
     assert intact(path)
-
-
-# The line.
-
-
-async def test_a_waiter_in_another_process_is_woken_and_does_not_poll(backend, start):
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    waiter = await start("stand", "a")
-    await waiter.says("standing")
-    await asyncio.sleep(2 * LINE_POLL)
-    await backend.release(claim)
-    (tries,) = await waiter.says("granted")
-    assert int(tries) <= 2, "once to be refused and once to be granted"
-    await waiter.go_on()
-    await waiter.ended()
-
-
-async def test_a_head_that_is_stopped_holds_up_the_line_for_a_bounded_time_only(backend, start):
-    clock = BootClock()
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    head = await start("poll", "a")
-    await head.says("standing")
-    second = await start("poll", "a")
-    await second.says("standing")
-    head.stop()
-    await backend.release(claim)
-    released = clock.now()
-    await second.says("granted")
-    assert clock.now() - released < LINE_TTL + LINE_POLL + 10.0  # ten seconds for a machine that is busy
-    head.cont()
-    await second.go_on()
-    await second.ended()
-    await head.says("granted")
-    await head.go_on()
-    await head.ended()
 
 
 async def test_sixteen_processes_that_fight_without_a_line_all_get_their_turn(backend, start):
     await backend.open()
-    racers = [await start("race", 20) for _ in range(16)]
+    racers = [await start("race", 8) for _ in range(16)]
     assert [int(await racer.ended()) for racer in racers] == [0] * 16, "the store was called unavailable"
 
 
@@ -199,7 +156,7 @@ def test_a_forked_child_has_a_connection_and_a_socket_of_its_own(path: Path):
         "the kernel knows of no lock: SQLite took the parent's for its own"
     )
     assert heard["woken"], "the child took away the parent's socket"
-    assert heard["renewed"] == ["RENEWED"]
+    assert heard["kept"]
     assert intact(path)
 
 
@@ -212,48 +169,3 @@ def test_a_child_of_a_process_whose_connection_is_stuck_is_refused_instead_of_ha
     assert len(heard["child"]) == 4, "the inherited object and a new one, in the child and in its child"
     assert all("spawn" in refused for refused in heard["child"])
     assert heard["parent"]
-
-
-async def test_two_event_loops_of_one_process_share_a_file(path, backend):
-    claim = Claim("a", 60.0)
-    await backend.acquire(claim)
-    standing = threading.Event()
-    granted: list[object] = []
-
-    async def stand() -> None:
-        other = SqliteBackend(path)
-        waiter = Claim("a", 60.0)
-        async with in_line(other, waiter) as turn, asyncio.timeout(LIMIT):
-            assert isinstance(await other.acquire(waiter), Busy)
-            standing.set()
-            await turn.wait()
-            granted.append(await other.acquire(waiter))
-        await other.aclose()
-
-    thread = threading.Thread(target=lambda: asyncio.run(stand()))
-    thread.start()
-    await asyncio.to_thread(standing.wait, LIMIT)
-    await backend.release(claim)
-    await asyncio.to_thread(thread.join, LIMIT)
-    assert [type(outcome) for outcome in granted] == [Grant]
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_one_backend_may_be_used_in_one_loop_after_the_other(path: Path, new_loop: LoopFactory):
-    backend = SqliteBackend(path)
-
-    async def stand(*, close: bool) -> None:
-        holder, waiter = Claim("a", 60.0), Claim("a", 60.0)
-        await backend.acquire(holder)
-        async with in_line(backend, waiter) as turn, asyncio.timeout(LIMIT):
-            await backend.release(holder)
-            await turn.wait()
-            assert isinstance(await backend.acquire(waiter), Grant)
-        await backend.release(waiter)
-        if close:
-            await backend.aclose()
-
-    for close in (False, True):
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(stand(close=close))
-    assert list(path.parent.iterdir()) == [path]

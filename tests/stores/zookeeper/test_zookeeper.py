@@ -1,34 +1,28 @@
-"""The ZooKeeper backend keeps the contract, on one server and on an ensemble of three."""
+"""The ZooKeeper backend keeps the contract, and answers as the rules do."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeVar
+from typing import Any
 
 import pytest
 from inside import LAST_CALL
-from patience import until
+from own_server import OwnServer
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
 
-from fencing_sdk.abc import Backend, Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
+from fencing_sdk.abc import Backend
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.errors import BackendUnavailableError
 from fencing_sdk.testing import BackendSuite
+from fencing_sdk.testing.comparison import Comparison
 from fencing_sdk.testing.promises.under_test import Reopen
 
 pytest_plugins = ["zookeeper_fixtures"]
 
 
-# What the promises of a backend need of ZooKeeper, alone or as an ensemble: a class to inherit from.
-
-
-T = TypeVar("T")
-
-
-class AsksAgain(ZooKeeperBackend):
+class AsksAgain:
     """
     A backend whose calls are made again when the connection broke under them, as the engine does.
 
@@ -37,94 +31,34 @@ class AsksAgain(ZooKeeperBackend):
 
     tries = 3
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        return await self._again(lambda: super(AsksAgain, self).acquire(claim))
+    def __init__(self, backend: ZooKeeperBackend, settled: Sequence[ZooKeeperBackend] = ()) -> None:
+        self.asked = backend
+        self._settled = settled
+        """Backends whose turns are written after each call, as far as they have come."""
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        return await self._again(lambda: super(AsksAgain, self).renew(claims))
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self.asked, name)
+        if name not in {"draw", "keep", "give_back", "end", "tickets", "names"}:
+            return asked
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
-        return await self._again(lambda: super(AsksAgain, self).release(claim))
+        async def again(*arguments: Any, **options: Any) -> Any:
+            for _ in range(self.tries - 1):
+                with contextlib.suppress(BackendUnavailableError):
+                    return await self._settle(asked(*arguments, **options), arguments[0])
+            return await self._settle(asked(*arguments, **options), arguments[0])
 
-    async def inspect(self, name: str) -> Holder | None:
-        return await self._again(lambda: super(AsksAgain, self).inspect(name))
+        return again
 
-    async def holders(self, name: str) -> Sequence[Holder]:
-        return await self._again(lambda: super(AsksAgain, self).holders(name))
-
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        return await self._again(lambda: super(AsksAgain, self).list_holders(prefix, cursor, limit))
-
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        return await self._again(lambda: super(AsksAgain, self).list_waiters(name))
-
-    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(self.tries - 1):
-            with contextlib.suppress(BackendUnavailableError):
-                return await call()
-        return await call()
-
-
-def asking_again(url: str) -> ZooKeeperBackend:
-    made = from_url(url)
-    made.__class__ = AsksAgain
-    return made
-
-
-class ZooKeeperPromises(BackendSuite):
-    """A subclass provides `make`, the fixture ``url``, and in ``own_url`` the same."""
-
-    make: Callable[[str], ZooKeeperBackend]
-    own_url: str
-
-    queues = True
-    shares = True
-    notices = True
-    lists = revokes = True
-    keeps_alone = False  # a node lasts as long as its session, whose timeout was fixed when it began
-    expiry_lag = 4.0  # the client deletes the node at once; the rest is for a machine that stands still
-
-    @pytest.fixture(autouse=True)
-    def a_request_may_take_longer_than_the_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server of a busy machine stands still for more than a second now and then, which is not a refusal."""
-        monkeypatch.setattr(LAST_CALL, 60.0)
-
-    @pytest.fixture
-    def reopen(self, url: str) -> Callable[[], ZooKeeperBackend]:
-        self.made: list[ZooKeeperBackend] = []
-
-        def make() -> ZooKeeperBackend:
-            self.made.append(self.make(url))
-            return self.made[-1]
-
-        return make
-
-    @pytest.fixture
-    async def backend(self, reopen: Callable[[], ZooKeeperBackend]) -> AsyncIterator[ZooKeeperBackend]:
-        made = reopen()
-        yield made
-        await made.aclose()
-
-    async def expire(self, ttl: float) -> None:
-        """Let the ttl pass, and the clients see the nodes deleted whose grants have ended."""
-        await self.pass_time(ttl)
-        own_nodes = [backend._own_nodes for backend in self.made]
-        await until(
-            lambda: all(node.held or node.ends_at is None for nodes in own_nodes for node in nodes.all()),
-            what="the nodes are deleted",
-            within=self.patience,
-        )
-
-    async def revoke(self, backend: Backend, name: str) -> None:
-        """Delete the node, as an operator would, by way of another session, perhaps on another member."""
-        async with aclosing(self.make(self.own_url)) as operator:
-            session = operator._sessions.any()
-            assert await session.settled()
-            for node in await operator._recipe.look(session, name):
-                await operator._recipe.remove(session, operator._recipe.paths.node(name, node))
-
-
-# The ZooKeeper backend keeps the contract, on one server.
+    async def _settle(self, answer: Awaitable[Any], about: Any) -> Any:
+        outcome = await answer
+        while isinstance(about, list | tuple):  # a ticket to keep, or names
+            about = about[0] if about else None
+        for backend in self._settled:
+            name = getattr(about, "name", about)
+            if (line := backend._tickets._lines.get(name)) is not None:
+                session = next(iter(line.by_mark.values())).session
+                await backend._tickets._settle(session, name, await backend._recipe.look(session, name))
+        return outcome
 
 
 @pytest.fixture(scope="module")
@@ -135,29 +69,47 @@ def own_zookeeper() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-class TestZooKeeperBackend(ZooKeeperPromises, BackendSuite):
-    make = staticmethod(asking_again)
+class TestZooKeeperBackend(OwnServer, BackendSuite):
+    ttl = 0.5
+    bell_lag = 0.2
+    expiry_lag = 2.0  # the client deletes the node at once; the rest is for a machine that stands still
+    keeps_alone = False  # a node lasts for as long as its session, whose timeout was fixed when that began
 
     @pytest.fixture(autouse=True)
-    def url(self, own_zookeeper: ZooKeeperServer) -> str:
+    def a_request_may_take_longer_than_the_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server of a busy machine stands still for more than a second now and then, which is not a refusal."""
+        monkeypatch.setattr(LAST_CALL, 60.0)
+
+    @pytest.fixture(autouse=True)
+    def server(self, own_zookeeper: ZooKeeperServer) -> ZooKeeperServer:
         self.own_server = own_zookeeper
-        self.own_url = f"{own_zookeeper.url}{fresh_root()}?connect_timeout=0.5"
-        return self.own_url
+        return own_zookeeper
+
+    @pytest.fixture
+    def url(self, server: ZooKeeperServer) -> str:
+        return f"{server.url}{fresh_root()}?connect_timeout=0.5"
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Callable[[], Any]:
+        return lambda: AsksAgain(from_url(url))
+
+    @pytest.fixture
+    async def backend(self, reopen: Reopen) -> AsyncIterator[Any]:
+        async with aclosing(reopen()) as made:
+            yield made
 
     @asynccontextmanager
-    async def break_store(self, backend: ZooKeeperBackend) -> AsyncIterator[None]:
+    async def break_store(self, backend: Backend) -> AsyncIterator[None]:
         """Kill the server, and ask in vain once only: each time takes a second."""
-        assert isinstance(backend, AsksAgain)
-        await asyncio.to_thread(self.own_server.kill)
         backend.tries = 1
-        try:
+        async with super().break_store(backend):
             yield
-        finally:
-            await asyncio.to_thread(self.own_server.start)
-            backend.tries = AsksAgain.tries
+        backend.tries = AsksAgain.tries
 
-    async def restart(self, backend: Backend, reopen: Reopen) -> Backend:
-        """Restart the server too, by force."""
-        await asyncio.to_thread(self.own_server.kill)
-        await asyncio.to_thread(self.own_server.start)
-        return await super().restart(backend, reopen)
+    @pytest.mark.parametrize("part", range(4))
+    async def test_it_answers_as_the_rules(self, part: int, url: str):
+        """Each client writes the turns of its own readers and permits: here, after each call of either."""
+        async with aclosing(from_url(url)) as one, aclosing(from_url(url)) as other:
+            stores = [AsksAgain(each, [one, other]) for each in (one, other)]
+            for seed in range(part, self.histories, 4):
+                await Comparison(stores, seed).play()

@@ -19,10 +19,10 @@ from local_ports import free_port
 from patience import until
 from throwaway_certificates import make_certificates
 from zookeeper_server import ZooKeeperServer, fresh_root, require_zookeeper
-from zookeeper_stage import granted
+from zookeeper_stage import granted, kept, tickets_of
 
 from fencing_sdk import connect
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.abc import Busy, Claim, Gone, Place
 from fencing_sdk.backends.zookeeper import ZooKeeperBackend, from_url
 from fencing_sdk.backends.zookeeper.driver import Dial, KazooDriver, NodeEnds, ZooKeeperSettings
 from fencing_sdk.backends.zookeeper.session import MOST_SESSIONS
@@ -62,14 +62,14 @@ async def opened():
 async def test_only_the_login_that_made_the_nodes_may_touch_them(zookeeper_server, root, opened):
     address = zookeeper_server.address
     ours = opened(f"zk://app:{SECRET}@{address}{root}")
-    assert isinstance(await ours.acquire(Claim("a", 20.0)), Grant)
+    assert (await ours.draw(Claim("a", 20.0))).token is not None
     for stranger in (opened(f"zk://app:wrong@{address}{root}"), opened(f"zk://{address}{root}")):
         with pytest.raises(BackendRefusedError, match="root"):
-            await stranger.acquire(Claim("b", 20.0))
+            await stranger.draw(Claim("b", 20.0))
         with pytest.raises(BackendRefusedError):
-            await stranger.inspect("a")
+            await stranger.tickets(["a"])
     same = opened(f"zk://app:{SECRET}@{address}{root}")
-    assert isinstance(await same.acquire(Claim("a", 20.0)), Busy)
+    assert isinstance(await same.draw(Claim("a", 20.0), only_if_it_holds=True), Busy)
 
 
 async def test_a_password_is_in_no_log(zookeeper_server, root, opened, caplog):
@@ -77,8 +77,8 @@ async def test_a_password_is_in_no_log(zookeeper_server, root, opened, caplog):
     caplog.set_level(1, "kazoo")
     backend = opened(f"zk://app:{SECRET}@{zookeeper_server.address}{root}")
     claim = Claim("a", 20.0)
-    await backend.acquire(claim)
-    await backend.release(claim)
+    await backend.draw(claim)
+    await backend.give_back(claim)
     assert SECRET not in caplog.text
     assert SECRET not in repr(vars(backend))
 
@@ -90,31 +90,26 @@ async def test_locks_of_one_ttl_share_a_session_and_the_number_of_sessions_is_bo
     backend = opened(zookeeper_url)
     claims = [Claim(f"a/{number}", 20.0 + number % 12) for number in range(60)]
     for claim in claims:
-        assert isinstance(await backend.acquire(claim), Grant)
-    sessions = {own_node.session for own_node in backend._own_nodes.all()}
+        assert (await backend.draw(claim)).token is not None
+    sessions = {own.session for own in tickets_of(backend)}
     assert len(sessions) == MOST_SESSIONS
-    assert all(
-        own_node.session.lease >= own_node.claim.ttl
-        for own_node in backend._own_nodes.all()
-        if own_node.claim.ttl <= 27
-    )
-    assert await backend.renew(claims) == [Renewal.RENEWED] * 60
+    assert all(own.session.lease >= own.claim.ttl for own in tickets_of(backend) if own.claim.ttl <= 27)
+    assert all(isinstance(answer, Place) for answer in await kept(backend, *claims))
 
 
 async def test_a_session_is_half_as_long_again_as_the_ttl_that_it_is_for(zookeeper_url, opened):
     """The server may not know of the last third of a session's signs of life."""
     backend = opened(zookeeper_url)
-    grant = await backend.acquire(Claim("a", 4.0))
-    assert isinstance(grant, Grant)
-    assert grant.ttl is None
+    assert (await backend.draw(Claim("a", 4.0))).ttl is None
     assert backend._sessions.of(4.0).timeout == pytest.approx(6.0, abs=0.01)
 
 
 async def test_a_ttl_that_the_server_does_not_allow_is_granted_as_far_as_it_does(start_zookeeper, opened):
     server = start_zookeeper(settings=["maxSessionTimeout=9000"])
-    grant = await opened(server.url).acquire(Claim("a", 60.0))
-    assert isinstance(grant, Grant)
-    assert grant.ttl == pytest.approx(6.0)
+    backend, claim = opened(server.url), Claim("a", 60.0)
+    assert (await backend.draw(claim)).ttl == pytest.approx(6.0)
+    ((answer,)) = await kept(backend, claim)
+    assert answer.ttl == pytest.approx(6.0)
 
 
 async def test_what_the_user_did_not_set_follows_the_longest_session_of_the_server(start_zookeeper):
@@ -140,17 +135,23 @@ async def test_what_the_user_did_not_set_follows_the_longest_session_of_the_serv
             pass
 
 
-async def test_a_thousand_watched_locks_are_renewed_by_one_request(zookeeper_url, opened):
-    backend = opened(zookeeper_url)
+async def test_a_thousand_watched_tickets_are_kept_by_one_request(zookeeper_url, opened):
+    backend, holder = opened(zookeeper_url), opened(zookeeper_url)
     claims = [Claim(f"a/{number}", 60.0) for number in range(300)]
-    await asyncio.gather(*(backend.acquire(claim) for claim in claims))
-    await until(lambda: all(own_node.surely_there for own_node in backend._own_nodes.all()), what="all are watched")
-    session = backend._sessions.of(60.0)
+    waiting = [Claim("b", 60.0) for _ in range(30)]
+    await holder.draw(Claim("b", 60.0))
+    await asyncio.gather(*(backend.draw(claim) for claim in claims + waiting))
+    places = await kept(backend, *claims, *waiting)
+    await until(lambda: backend._sessions.of(5.0).connected, what="the session of those who wait is connected")
+    for _ in range(3):  # those who wait move to the session of waiters, whose nodes are watched from then on
+        await kept(backend, *claims, *waiting)
     asked: list[object] = []
-    send = session.call
-    session.call = lambda request: asked.append(request) or send(request)
-    assert await backend.renew(claims) == [Renewal.RENEWED] * 300
-    assert len(asked) == 1
+    for session in (backend._sessions.of(60.0), backend._sessions.of(5.0)):
+        send = session.call
+        session.call = lambda request, _send=send: asked.append(request) or _send(request)
+    answers = await kept(backend, *claims, *waiting)
+    assert [answer.token for answer in answers] == [place.token for place in places]
+    assert len(asked) == 2, "one for each session"
 
 
 async def test_closing_leaves_no_thread_and_no_connection_behind(zookeeper_url):
@@ -165,8 +166,8 @@ async def test_closing_leaves_no_thread_and_no_connection_behind(zookeeper_url):
 
 async def test_closing_is_bounded_although_the_server_hangs(zookeeper_server, zookeeper_url):
     backend = from_url(zookeeper_url)
-    await backend.acquire(Claim("a", 60.0))
-    await backend.acquire(Claim("b", 40.0))
+    await backend.draw(Claim("a", 60.0))
+    await backend.draw(Claim("b", 40.0))
     zookeeper_server.pause()
     try:
         async with asyncio.timeout(60):
@@ -183,7 +184,7 @@ async def refusal(backend: ZooKeeperBackend) -> BackendRefusedError:
     async with asyncio.timeout(LIMIT):
         while True:
             try:
-                await backend.acquire(Claim("a", 300.0))
+                await backend.draw(Claim("a", 300.0))
             except BackendUnavailableError:
                 continue
             except BackendRefusedError as error:
@@ -225,7 +226,7 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     url = f"zk://localhost:{port}?tls=true"
     ours = f"&cert={made.client_certificate}&key={made.client_key}"
     backend = from_url(f"{url}&ca={made.authority}{ours}&connect_timeout=5")
-    assert isinstance(await backend.acquire(Claim("a", 300.0)), Grant)
+    assert (await backend.draw(Claim("a", 300.0))).token is not None
     without, strangers, trusting_nobody = await asyncio.gather(
         refusal(from_url(f"{url}&ca={made.authority}")),
         refusal(from_url(f"{url}&ca={made.authority}&cert={strange.client_certificate}&key={strange.client_key}")),
@@ -243,7 +244,7 @@ async def test_client_and_server_check_the_certificates_of_each_other(version, c
     await secret.aclose()
     with pytest.raises(ConfigurationError, match=f"ca must .*'{tmp_path}/none.pem' cannot be read"):
         from_url(f"{url}&ca={tmp_path}/none.pem")
-    assert await backend.renew([Claim("a", 300.0)]) == [Renewal.TAKEN_OVER]
+    assert await kept(backend, Claim("a", 300.0)) == [Gone(taken=True)]
     await plain.aclose()
     await asyncio.to_thread(server.kill)
     renewed = await asyncio.to_thread(make_certificates, tmp_path)  # of another authority, under the same names
@@ -283,9 +284,9 @@ def by_sasl(address: str, root: str, user: str = "app", password: str = SECRET, 
 async def test_a_login_by_sasl_owns_its_nodes(sasl_address, root, caplog):
     caplog.set_level(1)
     ours, theirs = by_sasl(sasl_address, root), by_sasl(sasl_address, root, "other", "hunter3", acl="creator")
-    assert isinstance(await ours.acquire(Claim("a", 300.0)), Grant)
+    assert (await ours.draw(Claim("a", 300.0))).token is not None
     with pytest.raises(BackendRefusedError, match="has no right to do this below the root"):
-        await theirs.acquire(Claim("b", 20.0))
+        await theirs.draw(Claim("b", 20.0))
     assert SECRET not in caplog.text
     assert SECRET not in repr(vars(ours))
     await ours.aclose()
@@ -329,16 +330,15 @@ async def test_a_connection_that_breaks_in_a_login_ends_no_session(sasl_address,
 
     async with FaultProxy(int(sasl_address.rpartition(":")[2])) as proxy:
         backend, claim, logins = by_sasl(f"127.0.0.1:{proxy.port}", root), Claim("a", 60.0), 0
-        grant = await backend.acquire(claim)
+        place = await backend.draw(claim)
         session = backend._sessions.of(60.0)
         monkeypatch.setattr(digest_md5.SASLClient, "prove", break_first)
         logins = 2
         proxy.cut()
         await until(lambda: session.connections == 2 or session.error, what="another connection")
         assert (broken, session.error) == (2, None)
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        assert await backend.acquire(claim) == grant
-        await backend.release(claim)
+        assert await kept(backend, claim) == [place]
+        await backend.give_back(claim)
         await backend.aclose()
         logins = 10**6
         assert "the server refuses the login" in str(await refusal(by_sasl(f"127.0.0.1:{proxy.port}", root)))

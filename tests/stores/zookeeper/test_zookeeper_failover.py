@@ -8,9 +8,9 @@ import pytest
 from event_log import CLOCK, ENDED_BY_TIME
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import fresh_root
-from zookeeper_stage import in_place
+from zookeeper_stage import in_place, kept
 
-from fencing_sdk.abc import Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Place
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.errors import BackendUnavailableError
 
@@ -53,13 +53,13 @@ async def test_a_killed_leader_costs_neither_the_lease_nor_the_place_in_the_line
             assert later.token >> 32 > stay.token >> 32
 
 
-async def test_a_follower_that_is_cut_off_from_the_leader_renews_nothing(zookeeper_ensemble, url):
+async def test_a_follower_that_is_cut_off_from_the_leader_keeps_nothing(zookeeper_ensemble, url):
     """It still answers reads and would show every node: only what the leader has answered counts as a renewal."""
     leader = await asyncio.to_thread(lambda: zookeeper_ensemble.leader)
     follower, third = (member for member in zookeeper_ensemble.members if member is not leader)
     backend = from_url(f"{follower.url}/{url.rsplit('/', 1)[1]}")
     claim = Claim("a", 20.0)
-    assert isinstance(await backend.acquire(claim), Grant)
+    place = await backend.draw(claim)
     leader.pause()
     third.pause()
     try:
@@ -67,21 +67,21 @@ async def test_a_follower_that_is_cut_off_from_the_leader_renews_nothing(zookeep
         for _ in range(3):
             try:
                 async with asyncio.timeout(0.3):
-                    outcomes += await backend.renew([claim])
+                    outcomes += await kept(backend, claim)
             except (TimeoutError, BackendUnavailableError):
-                outcomes.append(Renewal.UNKNOWN)
-        assert outcomes == [Renewal.UNKNOWN] * 3
+                outcomes.append(None)
+        assert outcomes == [None] * 3
     finally:
         leader.resume()
         third.resume()
-    await eventually(lambda: _renews(backend, claim), what="the renewal")
-    await backend.release(claim)
+    await eventually(lambda: _keeps(backend, claim, place), what="the keep")
+    await backend.give_back(claim)
     await backend.aclose()
 
 
-async def _renews(backend, claim) -> bool:
+async def _keeps(backend, claim, place: Place) -> bool:
     try:
-        return await backend.renew([claim]) == [Renewal.RENEWED]
+        return await kept(backend, claim) == [place]
     except BackendUnavailableError:
         return False
 
@@ -103,7 +103,8 @@ async def test_without_a_majority_the_lease_ends_on_time_and_locks_come_back_wit
         await lease.release()
 
 
-async def test_members_die_one_after_the_other_and_fifty_waiters_are_served_in_order(zookeeper_ensemble, url):
+async def test_members_die_one_after_the_other_and_fifty_waiters_are_served(zookeeper_ensemble, url):
+    """In the order of their tokens; of their arrival, unless the ensemble is away for longer than a waiter lives."""
     served: list[tuple[int, int]] = []
 
     async def wait(number: int) -> None:
@@ -126,4 +127,4 @@ async def test_members_die_one_after_the_other_and_fifty_waiters_are_served_in_o
         async with asyncio.timeout(6 * PATIENCE):
             await asyncio.gather(*waiters)
     assert sorted(served) == served
-    assert [number for _, number in served] == list(range(50))
+    assert sorted(number for _, number in served) == list(range(50))

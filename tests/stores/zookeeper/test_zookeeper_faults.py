@@ -7,7 +7,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from typing import Self
 
 import pytest
@@ -20,16 +19,15 @@ from kazoo.protocol.serialization import Create2, Exists
 from patience import wait_until
 from stays import PATIENCE, eventually, opened, staying
 from zookeeper_server import CLEARING, ZooKeeperServer, fresh_root, require_zookeeper
-from zookeeper_stage import granted, in_place, kill_session, operating
+from zookeeper_stage import granted, held_by, in_place, kept, kill_session, operating, tickets_of
 
 from fencing_sdk import BackendUnavailableError, LossReason
-from fencing_sdk.abc import Busy, Claim, Grant, Renewal
+from fencing_sdk.abc import Claim, Gone, News
 from fencing_sdk.backends._shared.error_translation import NoConnectionError
 from fencing_sdk.backends.zookeeper import from_url
 from fencing_sdk.backends.zookeeper.driver import ALL_CLIENTS
 from fencing_sdk.errors import BackendRefusedError, LockHeldError
 from fencing_sdk.events import Renewed
-from fencing_sdk.testing.promises.under_test import in_line
 
 pytest_plugins = ["zookeeper_fixtures"]
 
@@ -43,86 +41,41 @@ def by_proxy(zookeeper_proxy, zookeeper_url):
     return f"zk://127.0.0.1:{zookeeper_proxy.port}/{zookeeper_url.rsplit('/', 1)[1]}"
 
 
-async def test_a_release_that_finds_no_node_is_refused_although_zookeeper_is_away_for_the_next_question(
-    by_proxy, zookeeper_proxy, zookeeper_url, monkeypatch
-):
-    """The engine repeats a release that fails, and a repeated one shows no loss."""
-    backend = from_url(by_proxy)
-    claim = Claim("a", 30.0)
-    async with operating(zookeeper_url) as operator:
-        await granted(backend, claim)
-        (node,) = await operator.line("a")
-        await operator.delete("a", node)
-        look = backend._recipe.look
-
-        async def look_in_vain(session, name):
-            zookeeper_proxy.refuse()
-            zookeeper_proxy.cut()
-            return await look(session, name)
-
-        monkeypatch.setattr(backend._recipe, "look", look_in_vain)
-        assert await backend.release(claim) is Renewal.REFUSED
-    zookeeper_proxy.heal()
-    await backend.aclose()
-
-
-async def test_a_lock_that_goes_on_while_it_is_looked_at_is_shown_with_its_next_holder(zookeeper_url, monkeypatch):
-    first, second = Claim("a", 30.0), Claim("a", 30.0)
-    async with aclosing(from_url(zookeeper_url)) as backend:
-        await granted(backend, first)
-        look, earlier = backend._recipe.look_at_all, []
-        session = backend._sessions.of(first.ttl)
-        before = await look(session, ["a"])
-        await backend.release(first)
-        await granted(backend, second)
-
-        async def look_too_early(session, names):
-            return earlier.pop() if earlier else await look(session, names)
-
-        monkeypatch.setattr(backend._recipe, "look_at_all", look_too_early)
-        earlier.append(before)
-        assert (await backend.inspect("a")).id == second.holder
-        earlier.append(before)
-        assert [one.id for one in (await backend.list_holders("", None, 10)).holders] == [second.holder]
-        await backend.release(second)
-
-
 # A lost reply.
 
 
-async def test_an_owner_whose_grant_was_not_answered_finds_its_own_node(by_proxy, zookeeper_proxy, zookeeper_url):
-    """The create is carried out and its answer lost: the retry gets that very grant, and leaves no second node."""
+async def test_an_owner_whose_draw_was_not_answered_finds_its_own_node(by_proxy, zookeeper_proxy, zookeeper_url):
+    """The create is carried out and its answer lost: the next draw gets that very ticket, and leaves no second node."""
     backend = from_url(by_proxy)
     claim = Claim("a", 20.0)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
-        await backend.acquire(Claim("b", 20.0))
+        await backend.draw(Claim("b", 20.0))
         zookeeper_proxy.half_open()
-        lost = asyncio.ensure_future(backend.acquire(claim))
+        lost = asyncio.ensure_future(backend.draw(claim))
         await operator.stands("a", 1)
         (node,) = await operator.line("a")
         zookeeper_proxy.cut()
         zookeeper_proxy.heal()
         with pytest.raises(BackendUnavailableError):
             await lost
-        grant = await granted(backend, claim)
+        place = await granted(backend, claim)
         assert await operator.line("a") == [node]
-        held = await backend.inspect("a")
-        assert held is not None
-        assert held.token == grant.token
-        assert (await backend.renew([claim])) == [Renewal.RENEWED]
+        ((seen,),) = await backend.tickets(["a"])
+        assert seen.token == place.token
+        assert await kept(backend, claim) == [place]
     await backend.aclose()
 
 
-async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeeper_proxy, zookeeper_url):
+async def test_a_waiter_whose_draw_was_not_answered_keeps_its_place(by_proxy, zookeeper_proxy, zookeeper_url):
     """The place is the one that was taken first, not a new one at the end of the line."""
     async with opened(zookeeper_url) as (locks, _), operating(zookeeper_url) as operator:
         backend, holder = from_url(by_proxy), await locks.lock("a", ttl=60).acquire()
         claim = Claim("a", 20.0)
         await operator.keep_folder("a")
-        await backend.acquire(Claim("b", 20.0))
+        await backend.draw(Claim("b", 20.0))
         zookeeper_proxy.half_open()
-        lost = asyncio.ensure_future(backend.acquire(claim))
+        lost = asyncio.ensure_future(backend.draw(claim))
         await operator.stands("a", 2)
         later = asyncio.ensure_future(locks.lock("a", ttl=60, wait=PATIENCE).acquire())
         await in_place(locks)
@@ -131,24 +84,24 @@ async def test_a_waiter_whose_place_was_not_answered_keeps_it(by_proxy, zookeepe
         with pytest.raises(BackendUnavailableError):
             await lost
         await eventually(lambda: _answered(backend), what="another connection")
-        async with asyncio.timeout(PATIENCE), in_line(backend, claim):
-            await operator.stands("a", 3)
-            await holder.release()
-            await granted(backend, claim)
+        assert (await backend.draw(claim)).token is None
+        await operator.stands("a", 3)
+        await holder.release()
+        await granted(backend, claim)
         assert not later.done()
-        await backend.release(claim)
+        await backend.give_back(claim)
         await (await later).release()
         await backend.aclose()
 
 
-async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_proxy, zookeeper_proxy, zookeeper_url):
+async def test_what_an_unanswered_draw_left_is_gone_after_its_ttl(by_proxy, zookeeper_proxy, zookeeper_url):
     """Nobody comes back for it, and the session lives on: the node goes all the same."""
     backend = from_url(by_proxy)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
-        await backend.acquire(Claim("b", 4.0))
+        await backend.draw(Claim("b", 4.0))
         zookeeper_proxy.half_open()
-        lost = asyncio.ensure_future(backend.acquire(Claim("a", 4.0)))
+        lost = asyncio.ensure_future(backend.draw(Claim("a", 4.0)))
         await operator.stands("a", 1)
         zookeeper_proxy.cut()
         zookeeper_proxy.heal()
@@ -162,7 +115,7 @@ async def test_what_an_unanswered_acquisition_left_is_gone_after_its_ttl(by_prox
 
 async def _answered(backend) -> bool:
     try:
-        return bool(await backend.renew([Claim("b", 20.0)]))
+        return bool(await kept(backend, Claim("b", 20.0)))
     except BackendUnavailableError:
         return False
 
@@ -231,76 +184,70 @@ async def test_a_session_that_the_server_ends_ends_its_leases_at_once(zookeeper_
 async def test_a_waiter_whose_session_ended_stands_in_line_again(zookeeper_url):
     async with opened(zookeeper_url) as (locks, _), opened(zookeeper_url) as (others, _):
         holder = await others.lock("a", ttl=50).acquire()
-        waiting = asyncio.ensure_future(locks.lock("a", ttl=60).acquire())
+        waiting = asyncio.ensure_future(locks.lock("a", ttl=4).acquire())
         await in_place(locks)
-        own_nodes = locks._backend._own_nodes
-        (former,) = own_nodes.all()
+        (former,) = tickets_of(locks._backend)
         await kill_session(former.session)
-        await eventually(
-            lambda: _true(any(node is not former and node.watched for node in own_nodes.all())),
-            what="it stands in line again",
-        )
+        await eventually(lambda: _true(former not in tickets_of(locks._backend)), what="it has heard of it")
+        await in_place(locks)
         await holder.release()
         lease = await asyncio.wait_for(waiting, PATIENCE)
         assert lease.token > state_of(holder).number
         await lease.release()
 
 
-async def test_a_renewal_after_the_end_of_the_session_is_refused(zookeeper_url):
-    """Its nodes are gone, even if another session has the same locks now; and nothing is created anew."""
+async def test_a_keep_after_the_end_of_the_session_finds_the_tickets_gone(zookeeper_url):
+    """Even if another session has the same locks now; and nothing is created anew."""
     backend = from_url(zookeeper_url)
     claims = [Claim("a", 60.0), Claim("b", 60.0)]
     for claim in claims:
-        await backend.acquire(claim)
+        await backend.draw(claim)
     session = backend._sessions.of(60.0)
     await kill_session(session)
     await eventually(lambda: _true(session.error), what="the client has heard of it")
     other = Claim("b", 60.0)
-    assert isinstance(await backend.acquire(other), Grant)
-    assert await backend.renew(claims) == [Renewal.REFUSED, Renewal.TAKEN_OVER]
-    assert await backend.inspect("a") is None
-    await backend.release(other)
+    assert (await backend.draw(other)).token is not None
+    assert await kept(backend, *claims) == [Gone(), Gone(taken=True)]
+    assert await held_by(backend, "a") == []
+    await backend.give_back(other)
     await backend.aclose()
 
 
-async def test_a_session_that_ended_while_the_backend_was_closed_is_told_when_it_opens_again(zookeeper_url):
+async def test_a_session_that_ended_while_the_backend_was_closed_is_heard_of_when_it_opens_again(zookeeper_url):
     """Not followed by another one in silence."""
-    backend = from_url(zookeeper_url)
-    heard: list[LossReason] = []
-    backend.on_loss(lambda _, reason, *_rest: heard.append(reason))
-    await backend.acquire(Claim("a", 60.0))
+    backend, claim = from_url(zookeeper_url), Claim("a", 60.0)
+    heard: list[News] = []
+    backend.listen(claim, heard.append)
+    await backend.draw(claim)
     session = backend._sessions.of(60.0)
     await backend.aclose()
     await kill_session(session)
     with pytest.raises(BackendUnavailableError):
-        await backend.inspect("a")
-    assert heard == [LossReason.REFUSED]
-    assert await backend.inspect("a") is None
+        await held_by(backend, "a")
+    assert heard == [None]
+    assert await held_by(backend, "a") == []
+    assert await kept(backend, claim) == [Gone()]
     await backend.aclose()
 
 
-@pytest.mark.parametrize("way", ["renew", "acquire"])
-async def test_a_client_that_goes_on_with_a_claim_keeps_the_lock_alive(way, zookeeper_url):
-    """The first client's session ends: the grant is the second one's by now, with its token and at its place."""
+@pytest.mark.parametrize("way", ["keep", "draw"])
+async def test_a_client_that_goes_on_with_a_claim_keeps_the_ticket_alive(way, zookeeper_url):
+    """The first client's session ends: the ticket is the second one's by now, with its token and at its place."""
     first, second, rival = (from_url(zookeeper_url) for _ in range(3))
-    heard: list[LossReason] = []
-    first.on_loss(lambda _, reason, *_rest: heard.append(reason))
     claim, waiter = Claim("a", 60.0), Claim("a", 50.0)
-    grant = await first.acquire(claim)
-    async with in_line(rival, waiter):
-        if way == "renew":
-            assert await second.renew([claim]) == [Renewal.RENEWED]
-        else:
-            assert await second.acquire(claim) == grant
-        assert isinstance(await rival.acquire(waiter), Busy)
-        await eventually(lambda: _true(not first._own_nodes.all()), what="the first has seen that its node moved")
-        await kill_session(first._sessions.of(60.0))
-        assert isinstance(await rival.acquire(waiter), Busy)
-        assert await second.renew([claim]) == [Renewal.RENEWED]
-        assert await second.acquire(claim) == grant
-        await second.release(claim)
-        assert isinstance(await rival.acquire(waiter), Grant)
-    assert heard == []
+    place = await first.draw(claim)
+    assert (await rival.draw(waiter)).token is None
+    if way == "keep":
+        assert await kept(second, claim) == [place]
+    else:
+        assert await second.draw(claim) == place
+    assert (await rival.draw(waiter)).token is None
+    await kill_session(first._sessions.of(60.0))
+    assert (await rival.draw(waiter)).token is None
+    assert await kept(second, claim) == [place]
+    assert await second.draw(claim) == place
+    await second.give_back(claim)
+    assert (await granted(rival, waiter)).token > place.token
     for backend in (first, second, rival):
         await backend.aclose()
 
@@ -330,7 +277,7 @@ async def test_tokens_grow_when_an_operator_deletes_the_folder_of_a_held_lock(zo
         async with staying(locks.lock("a", ttl=60)) as stay:
             await operator.delete("a")
             await stay.over()
-            assert stay.lost is LossReason.REVOKED
+            assert stay.lost is LossReason.REFUSED
             async with staying(locks.lock("a", ttl=60)) as again:
                 assert again.token > stay.token
                 assert (await operator.line("a"))[0].endswith("-0000000000")
@@ -340,16 +287,15 @@ async def test_a_node_of_the_same_name_is_not_taken_for_the_one_that_was_granted
     """Deleted and created again by somebody else: the path is the same, the transaction is not."""
 
     backend = from_url(zookeeper_url)
-    backend._losses.watch_soon = lambda _: None  # no notice, so that the renewal has to find out
     claim = Claim("a", 60.0)
-    await backend.acquire(claim)
+    place = await backend.draw(claim)
     async with operating(zookeeper_url) as operator:
         await operator.keep_folder("a")
         (node,) = await operator.line("a")
         await operator.delete("a", node)
         session = await operator.session()
         await session.call(Create2(f"{operator._paths.folder('a')}/{node}", b"", ALL_CLIENTS, 0))
-        assert await backend.renew([claim]) == [Renewal.REFUSED]
+        assert await backend.keep([(claim, place.number)]) == [Gone(taken=True)]
         await operator.delete("a", node)
     await backend.aclose()
 
@@ -358,18 +304,17 @@ async def test_a_node_that_goes_while_the_loop_stands_still_is_not_renewed(zooke
     """The answer that the node is watched, and the event that it has gone, are heard in the same turn of the loop."""
     backend, operator, claim = from_url(zookeeper_url), KazooClient(zookeeper_server.address), Claim("a", 60.0)
     await asyncio.to_thread(operator.start)
-    await backend.acquire(claim)
-    (own_node,) = backend._own_nodes.all()
-    posted, heard = own_node.session._callbacks, asyncio.Event()
-    backend._losses._look = lambda _: heard.wait()  # the notice is slow, so that the renewal has to find out
-    backend._losses.watch(own_node)
+    await backend.draw(claim)
+    (own,) = tickets_of(backend)
+    posted = own.session._callbacks
+    backend._tickets._watch_node(own)
     wait_until(lambda: len(posted) == 1, what="the node is watched")
-    operator.delete(own_node.path)
+    operator.delete(own.made.path)
     wait_until(lambda: len(posted) == 2, what="the event has come")
     await ticks(5)
     assert not posted
-    assert await backend.renew([claim]) == [Renewal.REFUSED]
-    heard.set()
+    assert not own.watched_on
+    assert await kept(backend, claim) == [Gone()]
     await backend.aclose()
     operator.stop()
     operator.close()
@@ -424,14 +369,14 @@ async def test_a_connection_that_hangs_is_left_early_where_there_is_another_serv
 async def test_a_single_server_that_is_slow_is_not_left_early(by_proxy, zookeeper_proxy):
     """There is no other one to ask."""
     backend, claim = from_url(by_proxy), Claim("a", 16.0)
-    await backend.acquire(claim)
+    place = await backend.draw(claim)
     zookeeper_proxy.delay(replies=1.6)
-    assert await backend.renew([claim]) == [Renewal.RENEWED]
+    assert await kept(backend, claim) == [place]
     session = backend._sessions.any()
     assert session.connections == 1
     assert not session._driver._dial._connecting, "a connection that serves has the whole limit"
     zookeeper_proxy.heal()
-    await backend.release(claim)
+    await backend.give_back(claim)
     await backend.aclose()
 
 
@@ -481,18 +426,16 @@ async def test_who_is_above_the_quota_is_refused_and_leaves_nothing_behind(limit
     """The root, the folder and the node of the holder are allowed, and 20 bytes of data: not a second node."""
     backend, other, claim, waiter = from_url(strict_url), from_url(strict_url), Claim("a", 20.0), Claim("a", 20.0)
     async with operating(strict_url) as operator:
-        assert isinstance(await backend.acquire(claim), Grant)
+        place = await backend.draw(claim)
         line = await operator.line("a")
         await asyncio.to_thread(set_quota, limit)
-        with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
-            await other.acquire(waiter)
-        with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
-            async with other._in_line(waiter):
-                pytest.fail("there is no place for it")
+        for only_if_it_holds in (True, False):
+            with pytest.raises(BackendRefusedError, match="quota of the root is used up"):
+                await other.draw(waiter, only_if_it_holds=only_if_it_holds)
         assert await operator.line("a") == line
-        assert await backend.renew([claim]) == [Renewal.RENEWED]
-        await backend.release(claim)
-        assert isinstance(await other.acquire(waiter), Grant)
+        assert await kept(backend, claim) == [place]
+        await backend.give_back(claim)
+        assert (await other.draw(waiter)).token is not None
     await other.aclose()
     await backend.aclose()
 
@@ -508,7 +451,7 @@ def server(start_zookeeper):
 @pytest.fixture
 async def backend(server):
     backend = from_url(server.url)
-    await backend.acquire(Claim("a", 60.0))
+    await backend.draw(Claim("a", 60.0))
     yield backend
     await backend.aclose()
 
@@ -524,13 +467,13 @@ def lose(server, session) -> None:
     assert session.connected
 
 
-@pytest.mark.parametrize("call", ["inspect", "acquire"])
+@pytest.mark.parametrize("call", ["tickets", "draw"])
 async def test_it_fails_as_soon_as_the_loss_is_known(call, server, backend):
     session = backend._sessions.of(60.0)
     lose(server, session)
     async with asyncio.timeout(20.0):  # and not when the server comes back: it does not
         with pytest.raises(BackendUnavailableError):
-            await (backend.inspect("a") if call == "inspect" else backend.acquire(Claim("b", 60.0)))
+            await (backend.tickets(["a"]) if call == "tickets" else backend.draw(Claim("b", 60.0)))
 
 
 async def test_it_is_not_sent_when_the_connection_is_back(server, backend):
@@ -594,20 +537,20 @@ async def test_an_answer_out_of_turn_costs_the_connection_and_neither_session_no
     claim = Claim("a", 60.0)
     async with Relay(server.port) as relay:
         backend = from_url(f"zk://127.0.0.1:{relay.port}/app")
-        await backend.acquire(claim)
+        place = await backend.draw(claim)
         driver = backend._sessions.of(60.0)._driver
         relay.losing = True
-        both = await asyncio.gather(backend.inspect("a"), backend.inspect("b"), return_exceptions=True)
+        both = await asyncio.gather(backend.tickets(["a"]), backend.tickets(["b"]), return_exceptions=True)
         assert not relay.losing
         assert any(isinstance(outcome, BackendUnavailableError) for outcome in both)
-        renewal: list[Renewal] = []
+        answers: list[object] = []
         for _ in range(200):
             with contextlib.suppress(BackendUnavailableError):
-                renewal = list(await backend.renew([claim]))
-            if renewal not in ([], [Renewal.UNKNOWN]):
+                answers = await kept(backend, claim)
+            if answers not in ([], [None]):
                 break
             await asyncio.sleep(0.1)
-        assert renewal == [Renewal.RENEWED]
+        assert answers == [place]
         assert backend._sessions.of(60.0)._driver is driver
-        await backend.release(claim)
+        await backend.give_back(claim)
         await backend.aclose()

@@ -16,7 +16,7 @@ import os
 import sys
 
 from fencing_sdk import LockClient, connect
-from fencing_sdk.abc import Backend, Claim, Grant
+from fencing_sdk.abc import Backend, Busy, Claim
 from fencing_sdk.events import Renewed
 
 
@@ -31,8 +31,8 @@ async def child(locks: LockClient, backend: Backend, kind: str) -> None:
     if kind == "use":
         for name in ("a", "b"):
             claim = Claim(name, 10.0)
-            assert isinstance(await backend.acquire(claim), Grant) is (name == "b")
-            await backend.release(claim)
+            assert isinstance(await backend.draw(claim, only_if_it_holds=True), Busy) is (name == "a")
+            await backend.give_back(claim)
         await backend.aclose()
 
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import Context
 from typing import NamedTuple
 
 from fencing_sdk._values.clock import BootClock
 from fencing_sdk._values.loop_owner import LoopOwner
-from fencing_sdk._values.tasks import cancel_and_wait, retrieve
+from fencing_sdk._values.tasks import cancel_and_wait, retrieve, start_task
 from fencing_sdk.backends.redis.connection.dial import BACKEND, REPLICA, RedisDialer
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
@@ -106,8 +105,7 @@ class RedisNode:
             self.connection = self._opening = None
             self._owner = LoopOwner()
         if self._opening is None:
-            loop = asyncio.get_running_loop()
-            self._opening = loop.create_task(self._open(), context=Context(), name="fencing-store")
+            self._opening = start_task(self._open())
             self._opening.add_done_callback(self._opened)
             self._opening_since = _CLOCK.now()
         opening, before = self._opening, cancellations()
@@ -141,6 +139,7 @@ class RedisNode:
         self.version = connection.version
         self.read_only = connection.version >= _READ_ONLY_SINCE
         self.connection = pipe
+        pipe.version = connection.version
         self._on_connect(self, pipe)
         return pipe
 
@@ -172,7 +171,6 @@ class RedisNode:
         """Run a script on this server while the slot is still moving to it."""
         pipe = await self.pipe()
         pipe.call("ASKING").add_done_callback(retrieve)
-        call = call._replace(untracked=False)  # ASKING counts for the next command alone
         return await self._answer(pipe, self._send(pipe, call, by_text=True))
 
     async def ask(self, *words: Argument) -> Reply:
@@ -201,10 +199,10 @@ class RedisNode:
 
     def _send(self, pipe: Pipe, call: ScriptCall, *, by_text: bool = False) -> _Sent:
         """Send a call and, right behind it, the question for the replicas, or for the role if the script only reads."""
-        if call.untracked:  # it counts for the next command alone
-            pipe.call("CLIENT", "CACHING", "NO").add_done_callback(retrieve)
         words = (call.by_text if by_text else call.by_hash)(read_only=self.read_only)
-        reply = pipe.call(*words, follow=call.follow)
+        reply = pipe.call(*words)
+        if call.follow:
+            pipe.follow(call.follow)
         confirmation = pipe.confirm(call.replicas, _CONFIRM_MS) if call.replicas else None
         role = pipe.call("HELLO") if call.script.reads and self.read_only and not self._in_cluster else None
         return _Sent(reply, confirmation, call.replicas, role)

@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TypeAlias
 
@@ -100,13 +100,17 @@ _MORE = object()
 _PUSH = hiredis.PushNotification
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 """Pack the words of a command into bytes of the protocol."""
+_TRACKED = pack(("CLIENT", "CACHING", "YES"))
+"""Client tracking follows what the next command reads."""
 
 
 class Pipe(asyncio.Protocol):
     """The protocol of one open connection, in one event loop. It is not used again once the connection is lost."""
 
     def __init__(self, on_push: Push) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.version: tuple[int, ...] = ()
+        """The version of the server."""
         self._on_push = on_push
         self._reader = hiredis.Reader(protocolError=PipeError, replyError=ReplyError, notEnoughData=_MORE)
         self._transport: asyncio.Transport | None = None
@@ -118,9 +122,7 @@ class Pipe(asyncio.Protocol):
         self._subscribing: deque[tuple[asyncio.Future[Reply], bytes, bytes]] = deque()
         self._confirmation: asyncio.Future[Reply] | None = None
         self._wait_command: bytes = b""
-        self._disconnected = self._loop.create_future()
-        self._unread = self._loop.create_future()  # stands in `_expected` for a reply that no caller reads
-        self._unread.cancel()
+        self._disconnected = self.loop.create_future()
         self.channels: dict[str, asyncio.Future[Reply]] = {}
         """The subscriptions of this connection, each with its confirmation."""
         self._silent_since = 0.0  # when the first command was sent after the last byte had arrived
@@ -139,55 +141,47 @@ class Pipe(asyncio.Protocol):
         """True if the connection is open, as far as this end knows."""
         return self._loss is None and self._transport is not None and not self._transport.is_closing()
 
-    def call(self, *words: Argument, follow: tuple[str, ...] = ()) -> asyncio.Future[Reply]:
-        """
-        Send one command. The future is its reply, or raises `ReplyError` or `PipeError`.
-
-        With *follow*, a second command reads these keys, so that client tracking follows them. Its reply is dropped.
-        """
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def call(self, *words: Argument) -> asyncio.Future[Reply]:
+        """Send one command. The future is its reply, or raises `ReplyError` or `PipeError`."""
+        future: asyncio.Future[Reply] = self.loop.create_future()
         if self._loss is not None or self._transport is None:
             _fail(future, PipeError(self._loss or "not connected yet"))
             return future
-        packed = pack(words) + pack(("EXISTS", *follow)) if follow else pack(words)
-        if self._expected or self._unsent:
-            self._unsent.append(packed)
-            self._flush_soon()
-        else:
-            self._silent_since = _CLOCK.now()
-            self._transport.write(packed)  # no other command could share the write
+        self._write(pack(words))
         self._expected.append(future)
-        if follow:
-            self._expected.append(self._unread)
         return future
 
-    def post(self, packed: bytes, take: Take, *, followed: bool = False) -> bool:
+    def follow(self, keys: Sequence[str], take: Take | None = None) -> None:
+        """Let client tracking follow these keys, until one changes. *take* gets the number of those that exist."""
+        if self.post(_TRACKED + pack(("EXISTS", *keys)), self._drop):
+            self._expected.append(self._drop if take is None else take)
+
+    @staticmethod
+    def _drop(reply: Reply) -> None:
+        """Neither the value nor an error matters."""
+
+    def post(self, packed: bytes, take: Take) -> bool:
         """
         Send a *packed* command, and call *take* with its reply or its error. It must not raise.
-
-        With *followed*, there is a second command in *packed*, whose reply is dropped.
 
         Returns: whether it was sent. If the connection cannot be used here, *take* is not called.
         """
         transport = self._transport
-        if (
-            transport is None
-            or self._loss is not None
-            or transport.is_closing()
-            or self._pid != os.getpid()
-            or asyncio.get_running_loop() is not self._loop
-        ):
+        if transport is None or self._loss is not None or transport.is_closing():
             return False
+        if self._pid != os.getpid() or asyncio.get_running_loop() is not self.loop:
+            return False
+        self._write(packed)
+        self._expected.append(take)
+        return True
+
+    def _write(self, packed: bytes) -> None:
         if self._expected or self._unsent:
             self._unsent.append(packed)
             self._flush_soon()
-        else:
+        elif self._transport is not None:
             self._silent_since = _CLOCK.now()
-            transport.write(packed)  # no other command could share the write
-        self._expected.append(take)
-        if followed:
-            self._expected.append(self._unread)
-        return True
+            self._transport.write(packed)  # no other command could share the write
 
     def subscribe(self, command: str, channel: str) -> asyncio.Future[Reply]:
         """Send SUBSCRIBE, SSUBSCRIBE or their opposites. The server confirms them by a message, not by a reply."""
@@ -203,7 +197,7 @@ class Pipe(asyncio.Protocol):
         All calls of one turn share one answer. Call it right after `call`, without an ``await`` in between.
         """
         if self._confirmation is None:
-            self._confirmation = self._loop.create_future()
+            self._confirmation = self.loop.create_future()
             self._wait_command = pack(("WAIT", replicas, milliseconds))
             self._flush_soon()
         return self._confirmation
@@ -211,7 +205,7 @@ class Pipe(asyncio.Protocol):
     def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -278,7 +272,7 @@ class Pipe(asyncio.Protocol):
 
     def close_soon(self, why: str) -> None:
         """Close the connection in the next turn of the loop: other replies may be in the same read."""
-        self._loop.call_soon(self.close, why, context=Context())
+        self.loop.call_soon(self.close, why, context=Context())
 
     async def closed(self) -> None:
         """Wait until the socket is closed, at most a second."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +22,7 @@ from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, ResponseError
 
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk._values.tasks import cancel_and_wait, retrieve
+from fencing_sdk._values.tasks import cancel_and_wait, retrieve, start_task
 from fencing_sdk.backends.redis.connection.dial import (
     BACKEND,
     AddressSource,
@@ -178,10 +177,6 @@ class SingleMasterRouter:
         """The last connection that was opened to the server that has *key*; None if no such server is known."""
         return self._node.connection
 
-    def nodes(self) -> Sequence[RedisNode]:
-        """Every known server."""
-        return (self._node,)
-
     async def masters(self, *, anew: bool) -> Masters:  # noqa: ARG002  (there is no map)
         """Every server that has keys; *anew*: not by a map that was read before."""
         return Masters((self._node,), "")
@@ -253,8 +248,7 @@ class ClusterRouter:
             except Exception as error:  # noqa: BLE001  (the calls for other slots go on)
                 outcomes[number] = error
         work = {
-            asyncio.create_task(self._run_on(node, [calls[n] for n in numbers]), name="fencing-store"): numbers
-            for node, numbers in by_node.items()
+            start_task(self._run_on(node, [calls[n] for n in numbers])): numbers for node, numbers in by_node.items()
         }
         try:
             await asyncio.wait(work) if work else None
@@ -282,10 +276,6 @@ class ClusterRouter:
         for number, answer in zip(redirected, answers, strict=True):
             outcomes[number] = answer
         return outcomes
-
-    def nodes(self) -> Sequence[RedisNode]:
-        """See `SingleMasterRouter.nodes`."""
-        return tuple(self._nodes.values())
 
     async def masters(self, *, anew: bool) -> Masters:
         """See `SingleMasterRouter.masters`."""
@@ -344,7 +334,7 @@ class ClusterRouter:
     def _refresh_soon(self) -> asyncio.Task[None]:
         loop, task = asyncio.get_running_loop(), self._refreshing
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._refreshing = loop.create_task(self._read_map(), context=Context(), name="fencing-store")
+            task = self._refreshing = start_task(self._read_map())
             task.add_done_callback(retrieve)
         return task
 

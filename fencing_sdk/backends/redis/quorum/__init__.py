@@ -8,47 +8,44 @@ Locks on several independent Redis masters: granted by a majority, with tokens t
 refuse to vote. Exclusion is by time, as with every lease. docs/backends/redis-quorum.md has the protocol and its proof.
 
     __init__.py   the backend, as the client calls it
-    ballots.py    what the answers to an attempt, and to a round of renewals, amount to; no I/O
-    rounds.py     one attempt to acquire a lock; the leases of the client, renewed and healed
-    waiters.py    the waiters of the client, and what wakes them
-    operating.py  founds a quorum, readmits a node that has lost its memory, lists, and takes grants away
+    ballots.py    what the answers to an attempt, a round of keeps, and an operator's end amount to; no I/O
+    rounds.py     one attempt to acquire a lock; the holds of the client, kept and healed
+    operating.py  founds a quorum, readmits a node that has lost its memory, lists, and ends tickets
     nodes.py      which nodes vote together, one question to all of them, and what a majority shows
     node.py       one node: whether it votes, and the requests that it has to get in any case
     requests.py   the requests to a node, how its answers are read, and its errors; the keys
-    *.lua         the scripts, each one atomic step at one node
+    holds.lua     the scripts, each one atomic step at one node
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from fencing_sdk._values.claim import Busy, Claim, Grant, Holder, Listing, Renewal, Revoked, Waiting
-from fencing_sdk._values.clock import JITTER, wall_ticks
+from fencing_sdk._values.claim import HELD, LOCK, Busy, Claim, Gone, Place, Seen
+from fencing_sdk._values.clock import JITTER, wall_micros, wall_ticks
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.url import option_names
-from fencing_sdk.abc import LossNotice, WaiterNotice
+from fencing_sdk.abc import Bell, Kept
 from fencing_sdk.backends import take_options
-from fencing_sdk.backends._shared.losses import with_reasons
-from fencing_sdk.backends._shared.rules import LINE_POLL
-from fencing_sdk.backends._shared.waiters import KeptPlace, KeptPlaces, Turn
-from fencing_sdk.backends.redis.connection.pipe import Pipe, Reply
-from fencing_sdk.backends.redis.losses import RedisLossWatcher
+from fencing_sdk.backends._shared.bells import bell_key
+from fencing_sdk.backends._shared.tokens import age_of
+from fencing_sdk.backends.redis.connection.pipe import Reply
+from fencing_sdk.backends.redis.keys import DEFAULT_PREFIX, RedisKeys, check_prefix
 from fencing_sdk.backends.redis.options import DRIVER_OPTIONS, nodes_of_clients, nodes_of_url
-from fencing_sdk.backends.redis.quorum.node import NodeRequest, QuorumNode
-from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes, find_hold
-from fencing_sdk.backends.redis.quorum.operating import QuorumListing, QuorumRevocations, holder_of_hold, prepare
-from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, translating
-from fencing_sdk.backends.redis.quorum.rounds import QuorumAttempt, QuorumRenewals
-from fencing_sdk.backends.redis.quorum.waiters import QuorumWaiters, pause_after_split
-from fencing_sdk.backends.redis.requests import DEFAULT_PREFIX, RedisKeys, check_prefix, read_release
+from fencing_sdk.backends.redis.quorum.node import NodeRequest
+from fencing_sdk.backends.redis.quorum.nodes import Poll, QuorumNodes, Voters
+from fencing_sdk.backends.redis.quorum.operating import QuorumOperations, prepare
+from fencing_sdk.backends.redis.quorum.requests import BACKEND, QuorumRequests, SeenHold, translating
+from fencing_sdk.backends.redis.quorum.rounds import QuorumAttempt, QuorumHolds
+from fencing_sdk.errors import BackendUnavailableError
 
 __all__ = ["RedisQuorumBackend", "from_url"]
 
 _SPREAD = 1000
 """Ticks by which the numbers of attempts differ at random, so that two clients rarely make the same."""
+_SPLIT = 0.002, 0.01
+"""Seconds before another try, after rivals have split the nodes. Random: they should part."""
 
 
 class RedisQuorumBackend(Uncopied):
@@ -65,31 +62,21 @@ class RedisQuorumBackend(Uncopied):
         ConfigurationError: an argument has a wrong type or value. No I/O happens before the first call.
     """
 
+    modes = frozenset({"lock"})
+    rings = False
+
     def __init__(self, clients: Sequence[object], *, prefix: str = DEFAULT_PREFIX) -> None:
         self._dialers = nodes_of_clients(clients)
-        keys = RedisKeys(check_prefix(prefix))
-        self._requests = QuorumRequests(keys)
-        self._nodes = QuorumNodes(self._dialers, self._requests, on_push=self._on_push, on_vote=self._on_vote)
-        self._renewals = QuorumRenewals(self._nodes, self._requests, self._next_number)
-        self._places = KeptPlaces()
-        self._waiters = QuorumWaiters(self._nodes, self._requests, keys)
-        self._losses = RedisLossWatcher(partial(self._renew, look=True))
-        self._revocations = QuorumRevocations(self._nodes, self._requests)
-        self._listing = QuorumListing(self._nodes, self._requests)
+        self._requests = QuorumRequests(RedisKeys(check_prefix(prefix)))
+        self._nodes = QuorumNodes(self._dialers, self._requests)
+        self._holds = QuorumHolds(self._nodes, self._requests, self._next_number)
+        self._operations = QuorumOperations(self._nodes, self._requests)
         self._last_number = 0
 
     def _next_number(self) -> int:
         """The number of an attempt, and the hint for the numbers of its holds."""
         self._last_number = max(self._last_number + 1, wall_ticks() + JITTER.randrange(_SPREAD))
         return self._last_number
-
-    def _on_vote(self, _node: QuorumNode, pipe: Pipe) -> None:
-        self._losses.on_connect(pipe)
-        self._waiters.on_vote(pipe)
-
-    def _on_push(self, node: int, message: list[Reply]) -> None:
-        self._losses.on_push(message)
-        self._waiters.on_push(node, message)
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`."""
@@ -108,118 +95,114 @@ class RedisQuorumBackend(Uncopied):
         with translating("init"):
             return await prepare(self._nodes, self._requests)
 
-    async def acquire(self, claim: Claim) -> Grant | Busy:
-        """See `fencing_sdk.abc.Backend.acquire`."""
-        waiter = self._waiters.table.find(claim)
+    async def _voters(self) -> Voters:
+        return self._nodes.voters() or await self._nodes.quorum()
+
+    async def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:  # noqa: ARG002  (there is no line)
+        """See `fencing_sdk.abc.Backend.draw`."""
         with translating("acquire"):
-            voters = self._nodes.voters() or await self._nodes.quorum()
-            place = None if waiter is None else waiter.place
-            attempt = QuorumAttempt(self._nodes, self._requests, claim, self._next_number(), place)
+            voters = await self._voters()
+            if self._holds.find(claim) is not None:  # drawn before, by a request whose answer was lost
+                (kept,) = await self._holds.keep([(claim, 0)], voters)
+                if isinstance(kept, Place):
+                    return kept
+            attempt = QuorumAttempt(self._nodes, self._requests, claim, self._next_number())
             hold = await attempt.run(voters)
-        if hold is None:
-            ballot = attempt.ballot
-            if waiter is not None:  # where a node has dropped it, it joins the line again
-                self._waiters.refused(waiter, ballot)
-            if not ballot.held:
-                return Busy(pause_after_split(1 if waiter is None else waiter.splits))
-            left = ballot.retry_after()
-            if waiter is None:
-                return Busy(left)
-            return Busy(LINE_POLL if left is None else min(left, LINE_POLL))
-        self._renewals.add(hold)
-        self._losses.granted(self._requests.hold(claim.name), claim, hold.token)
-        if waiter is not None:
-            self._waiters.granted(waiter, attempt.ballot)
-        return Grant(hold.token)
+        if hold is not None:
+            self._holds.add(hold)
+            return Place(hold.token, None, hold.token)
+        return Busy(attempt.ballot.retry_after() if attempt.ballot.held else JITTER.uniform(*_SPLIT))
 
-    async def renew(self, claims: Sequence[Claim]) -> Sequence[Renewal | Revoked]:
-        """See `fencing_sdk.abc.Backend.renew`."""
-        self._losses.renewing((self._requests.hold(claim.name) for claim in claims), claims)
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        """See `fencing_sdk.abc.Backend.keep`."""
         with translating("renew"):
-            return await self._renew(claims)
+            answers = await self._holds.keep(tickets, await self._voters())
+            gone = [(at, answer) for at, answer in enumerate(answers) if isinstance(answer, Gone)]
+            reasons = await self._operations.reasons([tickets[at][0] for at, _ in gone]) if gone else ()
+            for (at, answer), reason in zip(gone, reasons, strict=True):
+                answers[at] = Gone(reason, answer.taken)
+            for at in [at for at, answer in enumerate(answers) if answer is HELD]:
+                answers[at] = await self._place(*tickets[at])
+        return answers
 
-    async def _renew(self, claims: Sequence[Claim], *, look: bool = False) -> Sequence[Renewal | Revoked]:
-        voters = self._nodes.voters() or await self._nodes.quorum()
-        renewals = await self._renewals.renew(claims, voters, look=look)
-        return await with_reasons(claims, renewals, self._revocations.reasons)
+    async def _place(self, claim: Claim, number: int) -> Place:
+        """Return the place of a ticket that another object has drawn, and that was found to hold."""
+        if not number:
+            ((hold, _),) = await self._operations.holds([claim.name])
+            number = hold.token if hold is not None and hold.digest == bell_key(claim.owner) else 0
+        return Place(number, None, number) if number else HELD
 
-    async def release(self, claim: Claim) -> Renewal | Revoked | None:
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
         """
-        See `fencing_sdk.abc.Backend.release`.
+        See `fencing_sdk.abc.Backend.give_back`.
 
-        Every node gets the release; one that is away, when it is back. If so many nodes had no hold of the owner that
-        the others are not a majority, its grant had already ended.
+        Every node gets the request; one that is away, when it is back, unless the hold is to stand for a while. If so
+        many nodes had no hold of the owner that the others are not a majority, its ticket had already ended.
         """
-        self._losses.ended(self._requests.hold(claim.name), claim)
-        self._renewals.remove(claim)
-        call = self._requests.release(claim)
+        self._holds.remove(claim)
         with translating("release"):
-            if self._nodes.voters() is None:
-                await self._nodes.quorum()
-
-            def is_decided(answers: Collection[Renewal | None]) -> bool:
-                released = sum(answer is None for answer in answers)
-                return released >= self._nodes.majority or self._refusal(answers) is not None
-
-            poll = Poll(len(self._nodes), len(self._nodes), read_release, is_decided)
-            request = NodeRequest(call)
+            await self._voters()
+            poll = Poll(len(self._nodes), len(self._nodes), _read_return, self._is_decided)
+            request = NodeRequest(self._requests.give_back(claim, after))
             for node in self._nodes:
-                node.deliver(("release", claim.owner), request, claim.ttl, poll.answer)
-            answers = await poll.result()
-        refusal = self._refusal(answers.values())
-        return None if refusal is None else (await with_reasons([claim], [refusal], self._revocations.reasons))[0]
+                if after > 0:
+                    node.send(request, poll.answer)
+                else:
+                    node.deliver(("release", claim.owner), request, claim.ttl, poll.answer)
+            answers = list((await poll.result()).values())
+            if self._is_gone(answers):
+                (reason,) = await self._operations.reasons([claim])
+                return Gone(reason, taken=2 * answers.count(_TAKEN) >= len(answers) - answers.count(_DONE))
+            if after > 0 and answers.count(_DONE) < self._nodes.majority:
+                raise BackendUnavailableError(BACKEND, "release", "too few nodes let the lock stand")
+        return None
 
-    def _refusal(self, answers: Collection[Renewal | None]) -> Renewal | None:
-        refused = [answer for answer in answers if answer is not None]
-        if len(refused) <= len(self._nodes) - self._nodes.majority:
-            return None
-        taken = sum(answer is Renewal.TAKEN_OVER for answer in refused)
-        return Renewal.TAKEN_OVER if 2 * taken >= len(refused) else Renewal.REFUSED
+    def _is_decided(self, answers: Collection[int]) -> bool:
+        return self._is_gone(answers) or list(answers).count(_DONE) >= self._nodes.majority
 
-    async def inspect(self, name: str) -> Holder | None:
-        """See `fencing_sdk.abc.Backend.inspect`."""
-        with translating("inspect"):
-            seen, _ = await find_hold(self._nodes, self._requests, name)
-        return None if seen is None else holder_of_hold(name, seen)
+    def _is_gone(self, answers: Collection[int]) -> bool:
+        return len(answers) - list(answers).count(_DONE) > len(self._nodes) - self._nodes.majority
 
-    async def list_holders(self, prefix: str, cursor: str | None, limit: int) -> Listing:
-        """See `fencing_sdk.abc.SupportsListing.list_holders`."""
-        with translating("list"):
-            return await self._listing.page(prefix, cursor, limit)
-
-    async def list_waiters(self, name: str) -> Sequence[Waiting]:
-        """See `fencing_sdk.abc.SupportsListing.list_waiters`."""
-        with translating("list"):
-            return await self._listing.waiters(name)
-
-    async def revoke(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.SupportsRevoking.revoke`."""
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
         with translating("revoke"):
-            revoked = await self._revocations.revoke(name, token, reason)
-        self._losses.changed(self._requests.hold(name))
-        return revoked
+            return await self._operations.end(name, token, reason)
+
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        with translating("inspect"):
+            found = await self._operations.holds(names)
+        return [() if hold is None else (_seen(hold),) for hold, _ in found]
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        with translating("list"):
+            return await self._operations.names(prefix, cursor, limit)
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:  # noqa: ARG002
+        """No bell rings: the client polls."""
+        return lambda: None
 
     async def aclose(self) -> None:
-        """Close the connections. Grants stay until they are released or expire."""
-        await self._losses.aclose()
+        """Close the connections. Tickets stay until they are given back or die."""
         await self._nodes.aclose()
 
-    def on_loss(self, notice: LossNotice) -> Callable[[], None]:
-        """See `fencing_sdk.abc.SupportsLossNotice.on_loss`."""
-        return self._losses.on_loss(notice)
 
-    def stand(self, claim: Claim, notify: WaiterNotice, *, hand_over: bool) -> KeptPlace:  # noqa: ARG002  (the nodes only wake)
-        """See `fencing_sdk.abc.SupportsLine.stand`."""
-        return self._places.stand(self._in_line, claim, notify)
+_DONE, _FREE, _TAKEN = 1, 0, -1
 
-    @asynccontextmanager
-    async def _in_line(self, claim: Claim) -> AsyncIterator[Turn]:
-        with translating("queue"):
-            waiter = await self._waiters.join(claim)
-        try:
-            yield waiter
-        finally:
-            await self._waiters.leave(waiter)
+
+def _read_return(reply: Reply) -> int:
+    """Read the answer of a node to a release. Raise TypeError if it is malformed."""
+    if not isinstance(reply, int):
+        msg = "not an answer to a release"
+        raise TypeError(msg)
+    return reply
+
+
+def _seen(hold: SeenHold) -> Seen:
+    """Describe a hold: its token has the time of the grant, by the clock of this client."""
+    age = age_of(hold.token, LOCK, wall_micros())
+    return Seen(hold.digest[:8], LOCK, hold.token, None, hold.left, age, hold.label)
 
 
 def from_url(url: str, **options: object) -> RedisQuorumBackend:

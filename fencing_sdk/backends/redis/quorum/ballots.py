@@ -1,5 +1,5 @@
 """
-Decides, from the answers of the nodes, one attempt to get a lock and a round of renewals. No I/O, no clock.
+Decides, from the answers of the nodes, an attempt to get a lock, a round of keeps, and an operator's end. No I/O.
 
 A node that grants the lock gives it a number, higher than every number it has given before. The token is chosen once,
 when a majority has granted: the smallest number that a majority of the grants does not exceed. Then
@@ -13,8 +13,8 @@ The lock is won when a majority is settled. Two winners share a node. On this no
 began, and its counter was at least the token of the first when it numbered the second. So tokens never repeat and
 never fall, whatever clocks, delays and expiries do.
 
-Renewals. The client knows the number of its hold on each node. A node renews a hold only if owner and number are as the
-client says: the hold was never broken. A round succeeds when a majority of *established* nodes has renewed.
+Keeps. The client knows the number of its hold on each node. A node keeps a hold only if owner and number are as the
+client says: the hold was never broken. A round succeeds when a majority of *established* nodes has kept it.
 
 A node that lost the hold (it was away for longer than the ttl) gets a new one after a successful round. This hold has
 another number, and says nothing about the time before it. So it is not established until one whole round, begun after
@@ -29,9 +29,9 @@ from collections.abc import Collection, Sequence
 from enum import Enum, auto, unique
 from typing import NamedTuple
 
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import HELD, Claim, Gone, Place
 
-__all__ = ["Ballot", "BallotVerdict", "QuorumHold", "Refusal", "RenewalRound", "majority_of"]
+__all__ = ["Ballot", "BallotVerdict", "EndTally", "KeepRound", "QuorumHold", "Refusal", "majority_of"]
 
 
 def majority_of(nodes: int) -> int:
@@ -44,12 +44,10 @@ class Refusal(NamedTuple):
 
     left: float | None
     """Seconds until the node may grant it; None if the hold has no ttl."""
-    in_line: bool
-    """True if the caller is in the node's line."""
-    token: int = 0
-    """The token of the hold in the way; 0 if another waiter comes first."""
-    attempt: int = 0
-    """The attempt that made the hold in the way; 0 if another waiter comes first."""
+    token: int
+    """The token of the hold in the way."""
+    attempt: int
+    """The attempt that made the hold in the way."""
 
 
 @unique
@@ -224,70 +222,62 @@ class QuorumHold:
                 self._since[node] = _ESTABLISHED
 
 
-class RenewalRound:
+class KeepRound:
     """
-    The answers of the nodes to one request that renews several leases.
+    The answers of the nodes to one request that keeps several tickets.
 
-    A hold of None is that of a lease that another object has acquired: the node compares the owner alone. With *look*,
-    the round only looks whether leases are lost, and establishes no hold.
+    A hold of None is that of a ticket which this client does not know: the node compares owner and token alone.
     """
 
-    def __init__(
-        self, claims: Sequence[Claim], holds: Sequence[QuorumHold | None], nodes: int, *, look: bool = False
-    ) -> None:
-        self.claims = claims
+    def __init__(self, holds: Sequence[QuorumHold | None], nodes: int) -> None:
         self.holds = holds
         self.nodes = nodes
         self._majority = majority_of(nodes)
-        self._look = look
-        self._renewed = [0] * len(claims)
-        self._refused = [0] * len(claims)
-        self._taken = [0] * len(claims)
-        self._numbers = [0] * len(claims)
+        self._kept = [0] * len(holds)
+        self._refused = [0] * len(holds)
+        self._taken = [0] * len(holds)
+        self._numbers = [0] * len(holds)
         self._answered = 0
-        self._undecided = len(claims)
-        self.outcomes = [Renewal.UNKNOWN] * len(claims)
-        """The outcome of each lease, as far as it is known."""
+        self._undecided = len(holds)
+        self.outcomes: list[Place | Gone | None] = [None] * len(holds)
+        """The outcome of each ticket, as far as it is known."""
         self.missing: dict[int, list[int]] = {}
-        """The leases, as indices, of which a node has no unbroken hold, by node."""
-        if not look:
-            for index, hold in enumerate(holds):
-                if hold is not None:
-                    hold.rounds += 1
-                    self._numbers[index] = hold.rounds
+        """The tickets, as indices, of which a node has no unbroken hold, by node."""
+        for index, hold in enumerate(holds):
+            if hold is not None:
+                hold.rounds += 1
+                self._numbers[index] = hold.rounds
 
     def answer(self, node: int, codes: bytes) -> None:
-        """Take note of the answer of a node: a character for each lease, see ``holds.lua``."""
+        """Take note of the answer of a node: a character for each ticket, see ``holds.lua``."""
         self._answered += 1
         for index, code in enumerate(codes):
             self._count(index, node, code)
 
     def _count(self, index: int, node: int, code: int) -> None:
         hold = self.holds[index]
-        if code == _RENEWED:
+        if code == _KEPT:
             if hold is None or hold.counts(node):
-                self._renewed[index] += 1
-                if self._renewed[index] == self._majority:
-                    self._decide(index, Renewal.RENEWED)
+                self._kept[index] += 1
+                if self._kept[index] == self._majority:
+                    self._decide(index, HELD)
             return
         if hold is not None:
-            if not self._look:
-                hold.lost(node)
+            hold.lost(node)
             if code != _TAKEN:
                 self.missing.setdefault(node, []).append(index)
         self._refused[index] += 1
-        self._taken[index] += code == _TAKEN
+        self._taken[index] += code != _FREE
         if self._refused[index] == self.nodes - self._majority + 1:
-            taken = 2 * self._taken[index] >= self._refused[index]
-            self._decide(index, Renewal.TAKEN_OVER if taken else Renewal.REFUSED)
+            self._decide(index, Gone(taken=2 * self._taken[index] >= self._refused[index]))
 
-    def _decide(self, index: int, outcome: Renewal) -> None:
-        if self.outcomes[index] is not Renewal.UNKNOWN:
+    def _decide(self, index: int, outcome: Place | Gone) -> None:
+        if self.outcomes[index] is not None:
             return
         self.outcomes[index] = outcome
         self._undecided -= 1
         hold = self.holds[index]
-        if outcome is Renewal.RENEWED and hold is not None and not self._look:
+        if outcome is HELD and hold is not None:
             hold.succeeded(self._numbers[index])
 
     def failed(self) -> None:
@@ -296,15 +286,39 @@ class RenewalRound:
 
     @property
     def decided(self) -> bool:
-        """True if every lease has its outcome, or no further answer will come."""
+        """True if every ticket has its outcome, or no further answer will come."""
         return self._undecided == 0 or self._answered >= self.nodes
 
     def to_heal(self, node: int) -> list[int]:
-        """The leases, as indices, for which *node* may get a new hold: this round has renewed them without it."""
-        if self._look:
-            return []
-        return [index for index in self.missing.pop(node, ()) if self.outcomes[index] is Renewal.RENEWED]
+        """The tickets, as indices, for which *node* may get a new hold: this round has kept them without it."""
+        return [index for index in self.missing.pop(node, ()) if self.outcomes[index] is HELD]
 
 
-_RENEWED = ord("1")
-_TAKEN = ord("x")
+_KEPT, _FREE, _TAKEN = b"10x"
+
+
+class EndTally:
+    """
+    The answers of the nodes to one *request* of an operator. *holding* nodes, a majority, have shown the ticket.
+
+    An answer is the request that came first to the node; "" if it had no hold then.
+    """
+
+    def __init__(self, nodes: int, holding: Collection[int], request: str) -> None:
+        self._majority = majority_of(nodes)
+        self._holding = holding
+        self._request = request
+        self.answers: dict[int, str] = {}
+
+    @property
+    def ended(self) -> bool:
+        """True if the ticket has ended for certain."""
+        return sum(bool(first) or node in self._holding for node, first in self.answers.items()) >= self._majority
+
+    @property
+    def is_the_first(self) -> bool:
+        """True if it was this request that has ended the ticket: not its owner, its death or another operator."""
+        counts = Counter(filter(None, self.answers.values()))
+        if counts.total() < self._majority:
+            return False
+        return min(counts, key=lambda request: (-counts[request], request)) == self._request

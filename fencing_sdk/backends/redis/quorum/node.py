@@ -34,7 +34,7 @@ from fencing_sdk.backends.redis.quorum.requests import (
     read_knowledge,
     renamed,
 )
-from fencing_sdk.backends.redis.scripts import Argument, ScriptCall
+from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendError, BackendRefusedError
 
 Answer = Callable[[int, CallOutcome], None]
@@ -51,55 +51,31 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 MOST_OWED = 10_000
 
-_UNTRACKED = pack(("CLIENT", "CACHING", "NO"))
-
 _CLOCK = BootClock()
 
 
 class NodeRequest:
     """A call of a script, packed once for all nodes that get it."""
 
-    __slots__ = ("_by_hash", "_call", "followed", "untracked")
+    __slots__ = ("_by_hash", "_call")
 
     def __init__(self, call: ScriptCall) -> None:
         self._call = call
-        self.followed = bool(call.follow)
-        """True if a command stands behind it that lets client tracking follow a key."""
-        self.untracked = call.untracked
-        """True if client tracking must not follow what it reads."""
         self._by_hash: dict[bool, bytes] = {}
 
     def packed(self, *, by_text: bool, read_only: bool) -> bytes:
         """Pack the command of `ScriptCall.by_text` or `ScriptCall.by_hash`; the latter once for all nodes."""
         if by_text:
-            return self._pack(self._call.by_text(read_only=read_only))
+            return pack(self._call.by_text(read_only=read_only))
         if read_only not in self._by_hash:
-            self._by_hash[read_only] = self._pack(self._call.by_hash(read_only=read_only))
+            self._by_hash[read_only] = pack(self._call.by_hash(read_only=read_only))
         return self._by_hash[read_only]
-
-    def _pack(self, words: tuple[Argument, ...]) -> bytes:
-        packed = pack(words)
-        return packed + pack(("EXISTS", *self._call.follow)) if self.followed else packed
 
 
 class QuorumNode:
-    """
-    Node with this *number* among so many *nodes*.
+    """Node with this *number* among so many *nodes*."""
 
-    *on_push* receives its number and a message that is not a reply; *on_vote* is called when a connection has shown
-    that the node may vote.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        dialer: RedisDialer,
-        requests: QuorumRequests,
-        nodes: int,
-        *,
-        on_push: Callable[[int, list[Reply]], None],
-        on_vote: Callable[[QuorumNode, Pipe], None],
-    ) -> None:
+    def __init__(self, number: int, dialer: RedisDialer, requests: QuorumRequests, nodes: int) -> None:
         self.number = number
         self.knowledge: Knowledge | None = None
         """The server's last answer about its quorum."""
@@ -108,13 +84,7 @@ class QuorumNode:
         """Why it does not vote, if its server did not answer."""
         self._requests = requests
         self._nodes = nodes
-        self._on_vote = on_vote
-
-        def load_scripts(_node: RedisNode, pipe: Pipe) -> None:
-            for script in PRELOADED:  # if the server does not permit it, the first use loads the script
-                pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
-
-        self.server = RedisNode(dialer, on_push=partial(on_push, number), on_connect=load_scripts, in_cluster=False)
+        self.server = RedisNode(dialer, on_push=_drop, on_connect=_load_scripts, in_cluster=False)
         self.asked: Pipe | None = None
         """The last connection on which the server has reported its knowledge."""
         self._suspect: Pipe | None = None  # a connection that was silent at the last look
@@ -184,7 +154,6 @@ class QuorumNode:
             self._pause = FIRST_PAUSE
         if self._remembers and self.epoch != before:
             self._pay(pipe)
-            self._on_vote(self, pipe)
 
     async def _ask(self, pipe: Pipe) -> None:
         replies = [pipe.call(*self._requests.look()), pipe.call("INFO", "server"), pipe.call("INFO", "persistence")]
@@ -230,25 +199,7 @@ class QuorumNode:
                     pipe.close_soon("the node is not a master")
             answer(self.number, reply)
 
-        if request.untracked:  # it counts for the next command alone
-            pipe.post(_UNTRACKED, _drop)
-        packed = request.packed(by_text=by_text, read_only=self.server.read_only)
-        return pipe.post(packed, take, followed=request.followed)
-
-    async def ask(self, call: ScriptCall) -> Reply:
-        """Run a script, and wait for its reply. Raise an error if the node refused it, or cannot be reached."""
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
-        def answer(_node: int, outcome: CallOutcome) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        self.send(NodeRequest(call), answer)
-        return await future
+        return pipe.post(request.packed(by_text=by_text, read_only=self.server.read_only), take)
 
     # What it has to get in any case
 
@@ -298,8 +249,13 @@ class QuorumNode:
         await self.server.aclose()
 
 
-def _drop(reply: Reply) -> None:
-    """If the server does not permit it, it follows some keys that this client ignores."""
+def _load_scripts(_node: RedisNode, pipe: Pipe) -> None:
+    for script in PRELOADED:  # if the server does not permit it, the first use loads the script
+        pipe.call("SCRIPT", "LOAD", script.text).add_done_callback(retrieve)
+
+
+def _drop(message: list[Reply]) -> None:
+    """The client asks for no messages."""
 
 
 def _field(info: Reply, name: str) -> str:

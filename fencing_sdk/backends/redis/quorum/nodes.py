@@ -18,7 +18,7 @@ from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import Pipe, PipeError, Reply, ReplyError
 from fencing_sdk.backends.redis.quorum.ballots import majority_of
 from fencing_sdk.backends.redis.quorum.node import SILENCE, NodeRequest, QuorumNode
-from fencing_sdk.backends.redis.quorum.requests import BACKEND, QuorumRequests, SeenHold, read_hold
+from fencing_sdk.backends.redis.quorum.requests import BACKEND, QuorumRequests, SeenHold
 from fencing_sdk.backends.redis.scripts import ScriptCall
 from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
 
@@ -46,18 +46,8 @@ class Voters(NamedTuple):
 class QuorumNodes:
     """The nodes, by their numbers."""
 
-    def __init__(
-        self,
-        dialers: Sequence[RedisDialer],
-        requests: QuorumRequests,
-        *,
-        on_push: Callable[[int, list[Reply]], None],
-        on_vote: Callable[[QuorumNode, Pipe], None],
-    ) -> None:
-        self._nodes = [
-            QuorumNode(number, dialer, requests, len(dialers), on_push=on_push, on_vote=on_vote)
-            for number, dialer in enumerate(dialers)
-        ]
+    def __init__(self, dialers: Sequence[RedisDialer], requests: QuorumRequests) -> None:
+        self._nodes = [QuorumNode(number, dialer, requests, len(dialers)) for number, dialer in enumerate(dialers)]
         self.majority = majority_of(len(dialers))
         self._voters: Voters | None = None
 
@@ -252,35 +242,11 @@ async def ask_nodes(
     return await poll.result()
 
 
-async def find_hold(nodes: QuorumNodes, requests: QuorumRequests, name: str) -> tuple[SeenHold | None, set[int]]:
-    """
-    Ask who holds *name*: what a majority shows, and the nodes that have shown it. None if no owner has a majority.
-
-    Raises:
-        Exception: no majority has answered.
-    """
-
-    def is_decided(seen: Collection[SeenHold | None]) -> bool:  # further answers cannot change what a majority shows
-        return _most(seen)[1] >= nodes.majority
-
-    answers = await ask_nodes(nodes, requests.inspect(name), read_hold, is_decided)
-    shown = shown_by_majority(answers.values(), nodes.majority)
-    if shown is None:
-        return None, set()
-    return shown, {node for node, hold in answers.items() if hold is not None and hold[:2] == shown[:2]}
-
-
 def shown_by_majority(seen: Collection[SeenHold | None], majority: int) -> SeenHold | None:
-    """The hold of the one owner and token that a *majority* shows, and how long it lasts there; None: there is none."""
-    shown, count = _most(seen)
-    if shown is None or count < majority:
+    """The hold of the one ticket that a *majority* shows, and how long it lasts there; None: there is none."""
+    counts = Counter(hold.ticket for hold in seen if hold is not None)
+    shown, count = counts.most_common(1)[0] if counts else (None, 0)
+    if count < majority:
         return None
-    holds = [hold for hold in seen if hold is not None and hold[:2] == shown]
-    left = sorted((hold.left for hold in holds), reverse=True)[majority - 1]
-    return SeenHold(*shown, left, holds[0].label)
-
-
-def _most(seen: Collection[SeenHold | None]) -> tuple[tuple[str, int] | None, int]:
-    """The owner and token that most nodes show, or None for "free", and how many nodes that is."""
-    counts = Counter(None if hold is None else hold[:2] for hold in seen)
-    return counts.most_common(1)[0] if counts else (None, 0)
+    holds = [hold for hold in seen if hold is not None and hold.ticket == shown]
+    return holds[0]._replace(left=sorted((hold.left for hold in holds), reverse=True)[majority - 1])

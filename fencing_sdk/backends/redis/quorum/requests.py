@@ -7,8 +7,7 @@ The requests to one node as calls of scripts, and how the answers are read. No I
     {fencing:}:run          the server's run id when it got its epoch
     {fencing:}:c0 to c1023  the counters; the name of a lock decides which one numbers its holds
     {fencing:NAME}:h        the hold (see holds.lua), with the ttl of the lease
-    {fencing:NAME}:hq, :hw  the line of the waiters (see line.lua)
-    {fencing:NAME}:hx:OWNER why its grant was revoked (see operating.lua)
+    {fencing:NAME}:hx:DIGEST  why the ticket of this owner was ended
 
 The counters never expire, so there is a fixed number of them, and the tokens of one lock have gaps.
 """
@@ -21,41 +20,41 @@ from functools import partial
 from typing import NamedTuple
 
 from fencing_sdk._values.claim import Claim
+from fencing_sdk.abc import Kept
+from fencing_sdk.backends._shared.bells import bell_key
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation
+from fencing_sdk.backends.redis import stored
 from fencing_sdk.backends.redis.connection.pipe import Reply
 from fencing_sdk.backends.redis.errors import translated as translated_by_redis
+from fencing_sdk.backends.redis.keys import RedisKeys, milliseconds
 from fencing_sdk.backends.redis.quorum.ballots import QuorumHold, Refusal
-from fencing_sdk.backends.redis.requests import RedisKeys, milliseconds, read_token, stored
-from fencing_sdk.backends.redis.scripts import WAITING, Argument, RedisScript, ScriptCall
+from fencing_sdk.backends.redis.scripts import Argument, RedisScript, ScriptCall
 from fencing_sdk.errors import BackendError
 
 _HOLD = ":h"
 COUNTERS = 1024
 """Fixed for ever: another number would assign other counters to locks, and tokens could fall."""
 
-_HOLDS, _OPERATING = "quorum/holds.lua", "quorum/operating.lua"
-_HOLD_PART = f"{_HOLDS} [hold]"
-_LINE = ("line.lua [time]", f"{_HOLDS} [line]")
-_PLACE = f"{_HOLDS} [place]"
 
-GRANT = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [grant]")
-CONFIRM = RedisScript(_HOLD_PART, f"{_HOLDS} [confirm]")
-UNDO = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [undo]")
-RENEW = RedisScript(_HOLD_PART, f"{_HOLDS} [renew]")
-HEAL = RedisScript(_HOLD_PART, f"{_HOLDS} [heal]")
-RELEASE = RedisScript(*_LINE, _HOLD_PART, f"{_HOLDS} [release]")
-JOIN = RedisScript(*_LINE, _HOLD_PART, _PLACE, f"{_HOLDS} [join]")
-LEAVE = RedisScript(*_LINE, f"{_HOLDS} [leave]")
-INSPECT = RedisScript(f"{_OPERATING} [inspect]", reads=True)
-LISTED = RedisScript(f"{_OPERATING} [listed]", reads=True)
-REVOKE = RedisScript(*_LINE, _HOLD_PART, f"{_OPERATING} [revoke]")
-NOTED = RedisScript(f"{_OPERATING} [noted]")
-FOUND = RedisScript(f"{_OPERATING} [found]")
-SEAL = RedisScript(f"{_OPERATING} [seal]")
-ADMIT = RedisScript(f"{_OPERATING} [admit]")
-SCAN = RedisScript(f"{_OPERATING} [scan]")
+def _script(*named: str, reads: bool = False) -> RedisScript:
+    return RedisScript(*(f"quorum/holds.lua [{name}]" for name in named), reads=reads)
 
-PRELOADED = (GRANT, CONFIRM, UNDO, RENEW, HEAL, RELEASE, JOIN, LEAVE)
+
+GRANT = _script("hold", "grant")
+CONFIRM = _script("hold", "confirm")
+UNDO = _script("hold", "undo")
+KEEP = _script("hold", "keep")
+HEAL = _script("hold", "heal")
+GIVE_BACK = _script("hold", "give back")
+SEE = _script("see", reads=True)
+END = _script("hold", "end")
+NOTED = _script("noted", reads=True)
+FOUND = _script("found")
+SEAL = _script("seal")
+ADMIT = _script("admit")
+SCAN = _script("scan")
+
+PRELOADED = (GRANT, CONFIRM, UNDO, KEEP, HEAL, GIVE_BACK)
 """Loaded on each new connection: a grant that has to be sent again, by its text, could fall behind its release."""
 
 
@@ -69,23 +68,20 @@ class Knowledge(NamedTuple):
 
 
 class SeenHold(NamedTuple):
-    """The hold of a lock on one node, for `inspect`."""
+    """The hold of a lock on one node."""
 
-    owner: str
+    digest: str
+    """Of its owner."""
     token: int
     left: float
     label: str | None
     attempt: int = 0
-    """The attempt that has made it: near the microseconds of its client's clock."""
+    """The attempt that has made it: near the ticks of its client's clock."""
 
-
-class LinePlace(NamedTuple):
-    """Where a waiter stands in the line of every node, and how it is woken."""
-
-    score: int
-    """Microseconds of the client's clock when it joined."""
-    channel: str
-    ticket: str
+    @property
+    def ticket(self) -> tuple[str, int]:
+        """The ticket that it belongs to: owner and token."""
+        return self.digest, self.token
 
 
 class QuorumRequests:
@@ -106,81 +102,62 @@ class QuorumRequests:
     def _counter(self, name: str) -> str:
         return self._counters[zlib.crc32(name.encode()) % COUNTERS]
 
-    def _with_line(self, name: str) -> tuple[str, str, str]:
-        key = self.hold(name)
-        return key, f"{key}q", f"{key}w"
+    def _note(self, name: str, digest: str) -> str:
+        return f"{self.hold(name)}x:{digest}"
 
     def grant(self, claim: Claim, epoch: str, attempt: int) -> ScriptCall:
         """Ask for a hold. The attempt's number is also the hint for the token."""
-        keys = (self._epoch, self._counter(claim.name), *self._with_line(claim.name))
-        arguments = (epoch, claim.owner, milliseconds(claim.ttl), attempt, stored(claim.label))
-        return ScriptCall(GRANT, keys, arguments, follow=keys[2:3])
+        keys = (self._epoch, self._counter(claim.name), self.hold(claim.name))
+        ttl, digest = milliseconds(claim.ttl), bell_key(claim.owner)
+        return ScriptCall(GRANT, keys, (epoch, claim.owner, ttl, attempt, digest, stored(claim.label)))
 
     def confirm(self, claim: Claim, epoch: str, number: int, token: int) -> ScriptCall:
         """Raise the hold with *number* to the token."""
         keys = (self._epoch, self._counter(claim.name), self.hold(claim.name))
-        return ScriptCall(CONFIRM, keys, (epoch, claim.owner, number, token, milliseconds(claim.ttl)), follow=keys[2:3])
+        return ScriptCall(CONFIRM, keys, (epoch, claim.owner, number, token, milliseconds(claim.ttl)))
 
-    def undo(self, claim: Claim, attempt: int, place: LinePlace | None) -> ScriptCall:
-        """Delete what an attempt has got; a waiter goes back to its *place*."""
-        return ScriptCall(UNDO, self._with_line(claim.name), (claim.owner, attempt, *(place or ())))
+    def undo(self, claim: Claim, attempt: int) -> ScriptCall:
+        """Delete what an attempt has got."""
+        return ScriptCall(UNDO, (self.hold(claim.name),), (claim.owner, attempt))
 
-    def renew(self, claims: Sequence[Claim], holds: Sequence[QuorumHold | None], epoch: str, node: int) -> ScriptCall:
-        """Renew leases on one *node*, each if its hold there is unbroken."""
+    def keep(self, tickets: Sequence[Kept], holds: Sequence[QuorumHold | None], epoch: str, node: int) -> ScriptCall:
+        """Let tickets live on, on one *node*, each if its hold there is unbroken."""
         arguments: list[Argument] = [epoch]
-        for claim, hold in zip(claims, holds, strict=True):
-            number: Argument = "" if hold is None else hold.numbers.get(node, 0)
+        for (claim, token), hold in zip(tickets, holds, strict=True):
+            number: Argument = hold.numbers.get(node, 0) if hold is not None else f"={token}" if token else ""
             arguments += (claim.owner, number, milliseconds(claim.ttl))
-        return ScriptCall(RENEW, (self._epoch, *(self.hold(claim.name) for claim in claims)), arguments)
+        return ScriptCall(KEEP, (self._epoch, *(self.hold(claim.name) for claim, _ in tickets)), arguments)
 
     def heal(self, leases: Sequence[tuple[QuorumHold, Claim]], epoch: str, hint: int) -> ScriptCall:
         """Give leases a new hold on a node that has lost theirs."""
         keys, arguments = [self._epoch], list[Argument]((epoch, hint))
         for hold, claim in leases:
-            keys += (self._counter(claim.name), self.hold(claim.name), self._note(claim.name, claim.owner))
-            arguments += (claim.owner, hold.token, hint, milliseconds(claim.ttl), stored(claim.label))
+            digest = bell_key(claim.owner)
+            keys += (self._counter(claim.name), self.hold(claim.name), self._note(claim.name, digest))
+            arguments += (claim.owner, hold.token, milliseconds(claim.ttl), digest, stored(claim.label))
         return ScriptCall(HEAL, keys, arguments)
 
-    def release(self, claim: Claim) -> ScriptCall:
-        """Release a lock on one node, and wake the head of its line there."""
-        return ScriptCall(RELEASE, self._with_line(claim.name), (claim.owner,))
+    def give_back(self, claim: Claim, after: float = 0.0) -> ScriptCall:
+        """Delete the hold on one node, or let it stand there for *after* seconds."""
+        digest = bell_key(f"-{claim.owner}") if after > 0 else ""
+        return ScriptCall(GIVE_BACK, (self.hold(claim.name),), (claim.owner, milliseconds(after), digest))
 
-    def join(self, claim: Claim, place: LinePlace) -> ScriptCall:
-        """Join the line of one node."""
-        return ScriptCall(JOIN, self._with_line(claim.name), (claim.owner, *place))
+    def see(self, names: Sequence[str]) -> ScriptCall:
+        """Ask one node for its holds of locks."""
+        return ScriptCall(SEE, [self.hold(name) for name in names], ())
 
-    def leave(self, claim: Claim) -> ScriptCall:
-        """Leave the line of one node."""
-        return ScriptCall(LEAVE, self._with_line(claim.name), (claim.owner,))
-
-    def inspect(self, name: str) -> ScriptCall:
-        """Ask who has the hold on one node."""
-        return ScriptCall(INSPECT, (self.hold(name),), (), untracked=True)
-
-    def revoke(self, name: str, seen: SeenHold, revocation: str, reason: str, patience: float) -> ScriptCall:
-        """Take the hold of a grant that was *seen* away on one node; note by which revocation and why, for a while."""
-        keys = (*self._with_line(name), self._note(name, seen.owner))
-        return ScriptCall(REVOKE, keys, (seen.owner, seen.token, revocation, reason, milliseconds(patience)))
+    def end(self, name: str, seen: SeenHold, request: str, reason: str, patience: float) -> ScriptCall:
+        """Delete the hold of a ticket that was *seen* on one node; note by which request and why, for a while."""
+        keys = (self.hold(name), self._note(name, seen.digest))
+        return ScriptCall(END, keys, (seen.digest, seen.token, request, reason, milliseconds(patience)))
 
     def noted(self, claims: Sequence[Claim]) -> ScriptCall:
-        """Ask one node for the reasons for which the grants of claims were revoked."""
-        return ScriptCall(NOTED, [self._note(claim.name, claim.owner) for claim in claims], ())
-
-    def _note(self, name: str, owner: str) -> str:
-        return f"{self.hold(name)}x:{owner}"
-
-    def listed(self, names: Sequence[str]) -> ScriptCall:
-        """Ask one node for its holds of locks, and how many wait for each."""
-        keys = [key for name in names for key in self._with_line(name)[:2]]
-        return ScriptCall(LISTED, keys, (), untracked=True)
-
-    def waiting(self, name: str, after: bytes, most: int) -> ScriptCall:
-        """Ask one node for the waiters that came after one."""
-        return ScriptCall(WAITING, self._with_line(name)[1:], (after, most), untracked=True)
+        """Ask one node for the reasons for which the tickets of claims were ended."""
+        return ScriptCall(NOTED, [self._note(claim.name, bell_key(claim.owner)) for claim in claims], ())
 
     def holds(self, prefix: str) -> str:
         """The pattern of SCAN for the holds of all locks whose name begins with *prefix*."""
-        return self._keys.leases(prefix, ending=_HOLD)
+        return self._keys.lines(prefix, ending=_HOLD)
 
     def name(self, hold: bytes) -> str | None:
         """The lock of a key that `holds` has found; None for a key of another program."""
@@ -210,13 +187,23 @@ class QuorumRequests:
         return self._epoch, self._founding, self._id, self._run
 
 
-def read_refusal(reply: Reply) -> Refusal:
-    """Read a refusal. Raise ValueError if it is malformed."""
+def read_grant(reply: Reply) -> int | Refusal:
+    """Read the number of a grant, or a refusal. Raise ValueError if the reply is neither."""
     match reply:
-        case [int(left), int(in_line), bytes(token), bytes(attempt)]:
-            return Refusal(None if left < 0 else left / 1000, bool(in_line), int(token), int(attempt))
+        case bytes(number):
+            return int(number)
+        case [int(left), bytes(token), bytes(attempt)]:
+            return Refusal(None if left < 0 else left / 1000, int(token), int(attempt))
     msg = "neither a number nor a refusal"
     raise ValueError(msg)
+
+
+def bytes_of(reply: Reply) -> bytes:
+    """Return a reply that must be text. Raise TypeError if it is not."""
+    if not isinstance(reply, bytes):
+        msg = "not a text"
+        raise TypeError(msg)
+    return reply
 
 
 def read_numbers(reply: Reply, count: int) -> list[int]:
@@ -226,14 +213,25 @@ def read_numbers(reply: Reply, count: int) -> list[int]:
     return [int(number) if isinstance(number, bytes) and number.isdigit() else 0 for number in reply]
 
 
-def read_hold(reply: Reply) -> SeenHold | None:
-    """Read the hold of a lock on one node; None if it is free. Raise ValueError if the key holds another thing."""
+def read_holds(reply: Reply) -> list[SeenHold | None]:
+    """Read the holds of locks on one node; None for those that are free there."""
     if not isinstance(reply, list):
-        return None
-    hold, left = reply
-    owner, _, token, attempt, label = (hold if isinstance(hold, bytes) else b"").decode().split("\0", 4)
-    remaining = left / 1000 if isinstance(left, int) and left >= 0 else 0.0
-    return SeenHold(owner, read_token(token.encode()), remaining, label[1:] if label else None, int(attempt))
+        msg = "not the holds of locks"
+        raise TypeError(msg)
+    return [None if hold is None else _seen(*hold) for hold in reply]
+
+
+def _seen(token: bytes, left: int, digest: bytes, attempt: bytes, label: bytes) -> SeenHold:
+    text = label.decode(errors="replace")
+    return SeenHold(digest.decode(), int(token), max(left, 0) / 1000, text[1:] if text else None, int(attempt))
+
+
+def read_reasons(reply: Reply) -> list[str]:
+    """Read the reasons for which tickets were ended; "" where there is none."""
+    if isinstance(reply, list):
+        return [reason.decode(errors="replace") if isinstance(reason, bytes) else "" for reason in reply]
+    msg = "not the reasons of operators"
+    raise TypeError(msg)
 
 
 def read_knowledge(reply: Reply) -> Knowledge:

@@ -1,5 +1,5 @@
 """
-Attempts to acquire a lock, and rounds of renewals: requests to all nodes, of which a majority decides.
+Attempts to acquire a lock, and rounds of keeps: requests to all nodes, of which a majority decides.
 
 An attempt sends what `Ballot` asks for, and cleans up when it is not won:
 
@@ -11,7 +11,7 @@ An attempt sends what `Ballot` asks for, and cleans up when it is not won:
 4. A node that does not answer is waited for only as long as a majority has not answered, and a little longer while its
    answer would decide. Whatever it grants later is undone, or belongs to the lease if the lock was won.
 
-A round renews leases in batches, and heals the nodes that have lost a hold.
+A round keeps tickets in batches, and heals the nodes that have lost a hold.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from fencing_sdk._values.claim import Claim, Renewal
+from fencing_sdk._values.claim import HELD, Claim, Gone, Place
 from fencing_sdk._values.clock import BootClock
+from fencing_sdk.abc import Kept
 from fencing_sdk.backends.redis.connection.node import CallOutcome
 from fencing_sdk.backends.redis.connection.pipe import ReplyError
-from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, QuorumHold, RenewalRound
+from fencing_sdk.backends.redis.quorum.ballots import Ballot, BallotVerdict, KeepRound, QuorumHold
 from fencing_sdk.backends.redis.quorum.node import NodeRequest
 from fencing_sdk.backends.redis.quorum.nodes import QuorumNodes, Voters, most_telling
-from fencing_sdk.backends.redis.quorum.requests import LinePlace, QuorumRequests, read_numbers, read_refusal
-from fencing_sdk.backends.redis.requests import read_token
+from fencing_sdk.backends.redis.quorum.requests import QuorumRequests, read_grant, read_numbers
 
 _INSISTENCE = 6
 """Times that a senior attempt asks again."""
@@ -36,8 +36,8 @@ _SHORTEST, _LONGEST = 0.005, 0.25
 _FIRST_DELAY = 0.0005
 """Seconds, at least, before a senior attempt asks again for the first time."""
 
-BATCH = 200
-"""Leases in one request: it keeps a node busy for less than a millisecond."""
+_BATCH = 200
+"""Tickets in one request: it keeps a node busy for less than a millisecond."""
 _SWEEP_FROM = 64
 
 _CLOCK = BootClock()
@@ -45,24 +45,16 @@ _CLOCK = BootClock()
 
 class QuorumAttempt:
     """
-    One attempt. If it fails, the waiter for which it is made stays at its *place* in every line.
+    One attempt.
 
     Its *number* is higher than that of every earlier attempt of this client, and near the clock's microseconds.
     """
 
-    def __init__(
-        self,
-        nodes: QuorumNodes,
-        requests: QuorumRequests,
-        claim: Claim,
-        number: int,
-        place: LinePlace | None,
-    ) -> None:
+    def __init__(self, nodes: QuorumNodes, requests: QuorumRequests, claim: Claim, number: int) -> None:
         self._nodes = nodes
         self._requests = requests
         self._claim = claim
         self._number = number
-        self._place = place
         self._epoch = ""
         self._voters: Voters | None = None
         self._errors: dict[int, Exception] = {}
@@ -142,17 +134,17 @@ class QuorumAttempt:
 
     def _on_grant(self, node: int, outcome: CallOutcome) -> None:
         try:
-            if isinstance(outcome, bytes):
-                for other in self.ballot.granted(node, read_token(outcome)):
-                    self._confirm(other)
-            elif isinstance(outcome, Exception):
-                self._errors[node] = outcome
-                self.ballot.failed(node)
-            else:
-                self.ballot.refused(node, read_refusal(outcome))
+            answer = outcome if isinstance(outcome, Exception) else read_grant(outcome)
         except ValueError as error:
-            self._errors[node] = error
+            answer = error
+        if isinstance(answer, Exception):
+            self._errors[node] = answer
             self.ballot.failed(node)
+        elif isinstance(answer, int):
+            for other in self.ballot.granted(node, answer):
+                self._confirm(other)
+        else:
+            self.ballot.refused(node, answer)
         self._take_note(node)
 
     def _confirm(self, node: int) -> None:
@@ -192,12 +184,12 @@ class QuorumAttempt:
             self._undo_at(node)
 
     def _undo_at(self, node: int) -> None:
-        call = self._requests.undo(self._claim, self._number, self._place)
+        call = self._requests.undo(self._claim, self._number)
         self._nodes[node].deliver(("undo", self._claim.owner, self._number), NodeRequest(call), self._claim.ttl)
 
 
-class QuorumRenewals:
-    """The grants that this client knows, and their renewal by majority."""
+class QuorumHolds:
+    """The holds that this client has won, and how a majority keeps them."""
 
     def __init__(self, nodes: QuorumNodes, requests: QuorumRequests, next_hint: Callable[[], int]) -> None:
         self._nodes = nodes
@@ -207,47 +199,47 @@ class QuorumRenewals:
         self._sweep_at = _SWEEP_FROM
 
     def add(self, hold: QuorumHold) -> None:
-        """Keep a new grant, or note that it was renewed."""
+        """Remember a new hold, or that it was kept."""
         now = _CLOCK.now()
         self._holds[hold.claim.name, hold.claim.owner] = hold, now + hold.claim.ttl
         if len(self._holds) > self._sweep_at:
             self._holds = {key: kept for key, kept in self._holds.items() if kept[1] > now}
             self._sweep_at = 2 * len(self._holds) + _SWEEP_FROM
 
-    def find(self, claim: Claim) -> QuorumHold | None:
-        """The grant of *claim*, if this client knows it."""
-        found = self._holds.get((claim.name, claim.owner))
-        return None if found is None else found[0]
+    def find(self, claim: Claim, number: int = 0) -> QuorumHold | None:
+        """The hold of *claim*, if this client knows it, and if its ticket has this *number* or that is 0."""
+        hold, _ = self._holds.get((claim.name, claim.owner), (None, 0.0))
+        return hold if hold is not None and number in {0, hold.token} else None
 
     def remove(self, claim: Claim) -> None:
-        """Forget a grant that has ended."""
+        """Forget a hold that was given back."""
         self._holds.pop((claim.name, claim.owner), None)
 
-    async def renew(self, claims: Sequence[Claim], voters: Voters, *, look: bool = False) -> list[Renewal]:
-        """
-        Renew leases, or only *look* whether they are lost. Raise an error if too few nodes have answered.
-
-        After a look, nodes that have lost a hold get no new one: else what an operator deletes on one node after the
-        other would come back.
-        """
-        batches = [claims[start : start + BATCH] for start in range(0, len(claims), BATCH)]
-        tallies = [
-            RenewalRound(batch, [self.find(claim) for claim in batch], len(self._nodes), look=look) for batch in batches
-        ]
+    async def keep(self, tickets: Sequence[Kept], voters: Voters) -> list[Place | Gone | None]:
+        """Keep tickets. Raise an error if too few nodes have answered."""
+        rounds: list[tuple[KeepRound, asyncio.Future[None]]] = []
         errors: list[Exception] = []
-        rounds = [self._send(tally, voters, errors) for tally in tallies]
+        for start in range(0, len(tickets), _BATCH):
+            batch = tickets[start : start + _BATCH]
+            tally = KeepRound([self.find(claim, number) for claim, number in batch], len(self._nodes))
+            rounds.append((tally, self._send(batch, tally, voters, errors)))
         try:
-            for decided in rounds:
+            for _, decided in rounds:
                 await decided
         except asyncio.CancelledError:  # at the limit of the call, the answers of some are better than none
-            if not any(outcome is not Renewal.UNKNOWN for tally in tallies for outcome in tally.outcomes):
+            if all(outcome is None for tally, _ in rounds for outcome in tally.outcomes):
                 raise
-        outcomes = [outcome for tally in tallies for outcome in tally.outcomes]
-        if errors and all(outcome is Renewal.UNKNOWN for outcome in outcomes):
+        outcomes: list[Place | Gone | None] = []
+        for tally, _ in rounds:
+            for hold, outcome in zip(tally.holds, tally.outcomes, strict=True):
+                outcomes.append(Place(hold.token, None, hold.token) if hold and outcome is HELD else outcome)
+        if errors and all(outcome is None for outcome in outcomes):
             raise most_telling(errors)
         return outcomes
 
-    def _send(self, tally: RenewalRound, voters: Voters, errors: list[Exception]) -> asyncio.Future[None]:
+    def _send(
+        self, tickets: Sequence[Kept], tally: KeepRound, voters: Voters, errors: list[Exception]
+    ) -> asyncio.Future[None]:
         """
         Ask the nodes that vote; the others count as failed. Return what is done once the tally is decided.
 
@@ -256,31 +248,31 @@ class QuorumRenewals:
         decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def answered(node: int, outcome: CallOutcome) -> None:
-            if isinstance(outcome, bytes) and len(outcome) == len(tally.claims):
+            if isinstance(outcome, bytes) and len(outcome) == len(tickets):
                 tally.answer(node, outcome)
             else:
-                errors.append(outcome if isinstance(outcome, Exception) else ValueError("not an answer to a renewal"))
+                errors.append(outcome if isinstance(outcome, Exception) else ValueError("not an answer to a keep"))
                 tally.failed()
             if not tally.decided:
                 return
             if not decided.done():
                 decided.set_result(None)
-            for hold, renewal in zip(tally.holds, tally.outcomes, strict=True):
-                if hold is not None and renewal is Renewal.RENEWED and self.find(hold.claim) is hold:
+            for hold, kept in zip(tally.holds, tally.outcomes, strict=True):
+                if hold is not None and kept is HELD and self.find(hold.claim) is hold:
                     self.add(hold)
             for healing in list(tally.missing):
-                self._heal(healing, tally, voters.epoch)
+                self._heal(healing, tickets, tally, voters.epoch)
 
         for _ in range(tally.nodes - len(voters.nodes)):
             tally.failed()
         for node in voters.nodes:
-            request = self._requests.renew(tally.claims, tally.holds, voters.epoch, node.number)
+            request = self._requests.keep(tickets, tally.holds, voters.epoch, node.number)
             node.send(NodeRequest(request), answered)
         return decided
 
-    def _heal(self, node: int, tally: RenewalRound, epoch: str) -> None:
+    def _heal(self, node: int, tickets: Sequence[Kept], tally: KeepRound, epoch: str) -> None:
         """Give leases of the round that has succeeded without *node* a new hold there."""
-        lost = [(tally.holds[index], tally.claims[index]) for index in tally.to_heal(node)]
+        lost = [(tally.holds[index], tickets[index][0]) for index in tally.to_heal(node)]
         leases = [(hold, claim) for hold, claim in lost if hold is not None and self.find(claim) is hold]
 
         def healed(node: int, outcome: CallOutcome) -> None:
