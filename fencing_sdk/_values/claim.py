@@ -184,7 +184,7 @@ class Permit(Mode):
 
     @property
     def width(self) -> int:
-        """As many as there are permits."""
+        """Number of permits."""
         return self.of
 
 
@@ -246,7 +246,7 @@ _set_name, _set_ttl, _set_owner, _set_label, _set_mode = (vars(Claim)[part.name]
 
 
 class Place(NamedTuple):
-    """Where a living ticket stands in its line. Once it holds, it does so until it is gone."""
+    """Place of a living ticket in its line. Once it holds, it does so until it is gone."""
 
     token: int | None
     """None: it waits. Higher than each earlier token of the name; a reader behind one that holds has that one's."""

@@ -1,4 +1,4 @@
-"""How tokens grow, and what a hybrid one says of its age."""
+"""Growth of tokens, and the age of a hybrid one."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _Own:
         return self.place.token is None
 
     def facts(self) -> list[tuple[bytes, str, int]]:
-        """What does not change while it stands as it does: a key, which of its revisions, and that."""
+        """Facts that stay while the ticket stands: a key, which of its revisions, and that."""
         facts = [(self.key, "CREATE", self.created)]
         if self.waits and self.rival is not None:
             # A ticket of a shared mode may begin to hold together with the one ahead: then both are written.
@@ -594,7 +594,7 @@ class EtcdBackend(Uncopied):
 
     @contextmanager
     def _busy_with(self, key: bytes) -> Iterator[None]:
-        """For the length of a call its key is not taken for one that no ticket has."""
+        """Protect the key of a call from the sweep of keys without tickets, as long as the call lasts."""
         self._now()
         self._busy[key] += 1
         try:

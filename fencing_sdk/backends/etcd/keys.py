@@ -169,7 +169,7 @@ def _number(value: object, least: int = 0) -> int | None:
 
 
 class Stand(NamedTuple):
-    """How a ticket stands in its line."""
+    """Standing of a ticket in its line."""
 
     key: TicketKey
     token: int | None
@@ -180,7 +180,7 @@ class Stand(NamedTuple):
 
     @property
     def value(self) -> bytes:
-        """What to write."""
+        """Return the text to write."""
         key = self.key
         token = self.token if key.mode == READER else None
         return value_of(key.mode, key.label, token=token, permit=self.permit, stays=key.stays)
@@ -219,5 +219,5 @@ def settled(line: Sequence[TicketKey]) -> list[Stand]:
 
 
 def stays_as(claim: Claim) -> str:
-    """What a ticket shows as its holder once the owner of *claim* has left it."""
+    """Return the holder that a ticket shows once the owner of *claim* has left it."""
     return holder_of(f"-{claim.owner}")

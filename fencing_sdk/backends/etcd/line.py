@@ -64,7 +64,7 @@ class View(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What there is for one ticket."""
+    """Keys that were found for one ticket."""
 
     view: View
     reason: str | None

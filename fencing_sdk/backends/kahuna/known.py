@@ -1,4 +1,4 @@
-"""What one backend object knows of its own tickets: Kahuna's answers alone do not say how old a grant is."""
+"""Tickets that one backend object has drawn: Kahuna's answers alone do not say how old a grant is."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ class MysqlBackend(Uncopied):
             return seen
         try:
             return await self._mysql.step(found.name, rule, [claim.owner for _, claim, _ in tickets], session)
-        except RowTakenError:  # whoever has locked the line settles it
+        except RowTakenError:  # the transaction that has locked the line settles it
             return {at: Place(None, None, number, None, 0.0) for at, _, number in tickets if at in waiting}
 
     async def _keep_late(self, tickets: _Asked, answers: _Answers) -> None:

@@ -350,7 +350,7 @@ def news_of_end(over: Iterable[Row], reason: str) -> list[tuple[str, str]]:
 
 
 def _changed(before: Sequence[Any], after: Sequence[Any]) -> str:
-    """Only what a rule has changed: a keep may have prolonged the ticket since it was read."""
+    """Return the columns that a rule has changed: a keep may have prolonged the ticket since it was read."""
     columns, same_owner = [], before[1] == after[1]
     for name, old, new in zip(_NAMES, before, after, strict=True):
         if new != old:

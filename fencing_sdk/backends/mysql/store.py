@@ -162,7 +162,7 @@ class MysqlStore:
             RowTakenError: another transaction has locked the row, and this one does not wait; or the answer is not
                 *wanted* when the row is locked at last.
         """
-        told: list[tuple[str, str]] = []
+        news: list[tuple[str, str]] = []
         texts = [lines.wait_for(name), lines.heads([name])] if waits else [lines.head(name)]
         texts.append(lines.tickets({name: owners}))
 
@@ -175,15 +175,15 @@ class MysqlStore:
                 raise RowTakenError
             found, result = await self._run(session, name, rule, answers)
             self._note(name, crowded=found.crowded)
-            told[:] = lines.news(found.line.rung, owners)
+            news[:] = lines.news(found.line.rung, owners)
             if reason is not None:
-                told.extend(lines.news_of_end(result, reason))  # type: ignore[arg-type]
-            return [*found.changes(), *messages(told)], result
+                news.extend(lines.news_of_end(result, reason))  # type: ignore[arg-type]
+            return [*found.changes(), *messages(news)], result
 
         result = await session.transact(texts, work)
-        if told:
+        if news:
             with suppress(Exception):  # the step is carried out; a ticket whose bell does not ring is kept all the same
-                await ring(session, {client for client, _ in told})
+                await ring(session, {client for client, _ in news})
         return result
 
     async def _run(

@@ -425,7 +425,7 @@ class RedisBackend(Uncopied):
 
 class RequestKind(NamedTuple):
     """
-    What one verb sends: it is the same for each claim.
+    Verb of a request: all that is the same for each claim.
 
     *in_full* asks again where the server did not execute the command, in one of the *tasks*.
     """

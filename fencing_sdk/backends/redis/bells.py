@@ -1,5 +1,5 @@
 """
-What rings the bells of one client.
+Sources of the bells of one client.
 
 1. The script that lets a ticket hold, or that ends it, publishes the digest of its owner on the channel of its client.
    On a cluster from Redis 7 on, a name has a channel in its own slot (SPUBLISH), so that a message reaches one server

@@ -94,7 +94,7 @@ _BEGIN = b"0"
 
 
 class ListingCursor(NamedTuple):
-    """Where a listing goes on."""
+    """Cursor at which a listing goes on."""
 
     layout: str = ""
     server: int = 0
@@ -102,7 +102,7 @@ class ListingCursor(NamedTuple):
     cursor: bytes = _BEGIN
 
     def written(self) -> str:
-        """As it stands in a page."""
+        """Return the text that a page shows."""
         return f"{self.layout}.{self.server}.{self.connection}.{self.cursor.decode()}"
 
     @classmethod

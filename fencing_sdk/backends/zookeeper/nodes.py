@@ -1,5 +1,5 @@
 """
-How a line is written down: one folder for each name, and in it one node for each ticket.
+Nodes of a line: one folder for each name, and in it one node for each ticket.
 
     <root>/<name, percent-encoded>/<mode>-<mark>-<session>-<number>
     /fencing/invoices%2F42/lock-9f8a01c2...-100001a2b3c0004-0000000007
@@ -157,7 +157,7 @@ def rival_of(line: Sequence[LineNode], position: int, held: int) -> LineNode | N
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a folder says of those who hold, and of those whose tickets were ended."""
+    """Data of a folder: those who hold, and those whose tickets were ended."""
 
     token: int = 0
     """The token of the readers that hold; see `last`."""
@@ -252,7 +252,7 @@ def written(ttl: float, label: str | None, number: int | None = None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a node says of its ticket."""
+    """Facts about a ticket that its node has."""
 
     number: int
     """The transaction that drew it, which is the token of a lock, a writer and a permit."""

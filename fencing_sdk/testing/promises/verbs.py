@@ -383,7 +383,7 @@ class RepeatPromises(OnStage):
 
 
 class LifePromises(OnStage):
-    """How long a ticket lives, and what becomes of one that died."""
+    """Life of a ticket, and what becomes of one that died."""
 
     async def test_a_ticket_lives_for_its_ttl_and_not_longer(self, w: Stage) -> None:
         """Without a sign of life a rival is refused until the ttl is over, and holds then."""

@@ -83,7 +83,7 @@ _PATIENCE = 5.0
 
 
 class QuorumOperations:
-    """What operators of one backend do, apart from founding."""
+    """Calls of operators, apart from founding."""
 
     def __init__(self, nodes: QuorumNodes, requests: QuorumRequests) -> None:
         self._nodes = nodes
@@ -161,7 +161,7 @@ class QuorumOperations:
         return tally.is_the_first
 
     async def reasons(self, claims: Sequence[Claim]) -> list[str | None]:
-        """For claims whose tickets are gone: why they were ended; None where no operator did it."""
+        """Return the reasons of operators for claims whose tickets are gone; None where no operator ended one."""
         # A majority has the note of a ticket that was ended, so one of any majority has it.
         answers = await ask_nodes(self._nodes, self._requests.noted(claims), read_reasons, lambda _: True)
         return [next((reason for reason in found if reason), None) for found in zip(*answers.values(), strict=True)]
