@@ -254,7 +254,7 @@ class Engine:
         """
         Release *lease* once, for a bounded time, whatever cancels the caller; park a lock that has to stay taken.
 
-        The wait for a posted release has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
+        The wait for the first answer has no shield. If the caller is cancelled, `Releases.finish` goes on, shielded.
 
         Raises:
             LeaseLostError: the store did not confirm that it keeps it.

