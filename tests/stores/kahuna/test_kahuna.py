@@ -153,6 +153,7 @@ class TestKahunaThroughFaults(TestKahuna):
 
     test_a_thousand_are_kept_in_one_call = None
     test_a_give_back_again = None
+    test_a_give_back_after_the_death = None
     test_a_give_back_of_nothing = None
     test_an_end_has_a_reason = None
     test_no_two_names_are_one = None
