@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -13,7 +14,7 @@ from inside import LoopClock, memory_on
 from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import BackendUnavailableError, Lease, LossReason
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Terms
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Backoff, Terms
 from fencing_sdk._engine.engine import Engine
 from fencing_sdk._values.answer import Answer
 from fencing_sdk._values.observers import Observers
@@ -190,52 +191,86 @@ class Lineless(AnsweringStore):
 
     rings = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_by: list[str] = []
 
-def polling(wait: float | None = None) -> Terms:
-    return Terms("a", "a", Timing.build(ttl=TTL), wait, DEFAULT_BACKOFF)
+    def draw(self, claim, *, only_if_it_holds=False):
+        self.asked_by.append(claim.owner)
+        return super().draw(claim, only_if_it_holds=only_if_it_holds)
+
+
+def polling(backoff: Backoff, wait: float | None = None) -> Terms:
+    return Terms("a", "a", Timing.build(ttl=TTL), wait, backoff)
+
+
+SELDOM = tenacity.wait_fixed(60)
 
 
 @in_virtual_time
 async def test_waiters_of_one_client_ask_a_store_without_a_line_one_after_the_other():
-    """Only the first of them asks, less than ten times a second; a release by the client lets it ask at once."""
+    """Only the first of them asks; a release by the client lets it ask at once, and so on."""
     store, order = memory_on(LoopClock(), Lineless), list[int]()
     async with engine_on(store) as engine:
-        held = await engine.hold(polling(), ())
+        held = await engine.hold(polling(SELDOM), ())
 
         async def visit(number: int) -> None:
-            lease = await engine.hold(polling(), ())
+            lease = await engine.hold(polling(SELDOM), ())
             order.append(number)
+            await asyncio.sleep(0.5)
             await lease.release()
 
         visits = []
         for number in range(10):
             visits.append(asyncio.ensure_future(visit(number)))
             await asyncio.sleep(2 * RTT)
-        await asyncio.sleep(5)
-        assert len(store.of("draw")) < 50
-        asked, released = len(store.of("draw")), now()
+        assert len(set(store.asked_by)) == len(store.asked_by) == 2
+        released_at = now()
         await held.release()
         await asyncio.gather(*visits)
         assert order == list(range(10))
-        assert len(store.of("draw")) <= asked + 20
-        assert now() - released < 1
+        assert now() - released_at < 10
+        assert len(store.asked_by) <= 2 + 2 * len(visits)
         assert not engine._store_calls.polling
 
 
 @in_virtual_time
-async def test_a_waiter_that_leaves_lets_the_next_one_ask():
+async def test_the_first_waiter_asks_a_store_without_a_line_as_often_after_a_minute_as_before():
     store = memory_on(LoopClock(), Lineless)
     async with engine_on(store) as engine:
-        held = await engine.hold(polling(), ())
-        first = asyncio.ensure_future(engine.hold(polling(), ()))
-        late = asyncio.ensure_future(engine.hold(polling(wait=1), ()))
-        second = asyncio.ensure_future(engine.hold(polling(), ()))
-        await asyncio.sleep(2)
+        held = await engine.hold(polling(DEFAULT_BACKOFF), ())
+        waiter = asyncio.ensure_future(engine.hold(polling(DEFAULT_BACKOFF), ()))
+        await asyncio.sleep(2 * RTT)
+        late = asyncio.ensure_future(engine.hold(polling(DEFAULT_BACKOFF, wait=1), ()))
+        await asyncio.sleep(60)
         assert isinstance(late.exception(), TimeoutError)
+        asked = store.of("draw")
+        assert max(later - earlier for earlier, later in itertools.pairwise(asked[1:])) <= 0.6 + 2 * RTT
+        assert len(asked) < 240
+        await held.release()
+        await (await waiter).release()
+
+
+@in_virtual_time
+async def test_a_waiter_that_leaves_lets_the_next_one_ask():
+    """Three that come in one moment ask once each; then the first asks for all."""
+    store = memory_on(LoopClock(), Lineless)
+    async with engine_on(store) as engine:
+        held = await engine.hold(polling(SELDOM), ())
+        quick = polling(tenacity.wait_fixed(0.5))
+        waiters = [asyncio.ensure_future(engine.hold(quick, ())) for _ in range(3)]
+        await asyncio.sleep(5)
+        asked = Counter(store.asked_by[1:])
+        assert sorted(asked.values())[:2] == [1, 1]
+        assert asked.most_common(1)[0][1] >= 9
+        first = next(waiter for waiter, owner in zip(waiters, asked, strict=True) if asked[owner] > 1)
         first.cancel()
         await settle()
+        assert len(store.asked_by) == 1 + asked.total() + 1
         await held.release()
-        await (await second).release()
+        for waiter in waiters:
+            if waiter is not first:
+                await (await waiter).release()
         assert not engine._store_calls.polling
 
 
