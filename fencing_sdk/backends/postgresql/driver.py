@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from fencing_sdk._values.drivers import IDLE_LIMIT, imported_from
 
@@ -13,8 +13,6 @@ with imported_from("postgresql", "asyncpg"):
 
 from fencing_sdk._values.url import PostgresqlUrl
 from fencing_sdk.backends._shared.request_queue import keep_in_children
-
-T = TypeVar("T")
 
 ServerError: type[Exception] = asyncpg.PostgresError
 """An error that the server sent; `code_of` returns its SQLSTATE."""
@@ -87,7 +85,7 @@ class PostgresqlSession:
             Exception: the driver's error.
         """
         if self.wrapped:
-            return await self.transact(lambda connection: connection.fetchrow(statement, *arguments))
+            return await self._transact(statement, arguments)
         if self.pooled:
             return await self._connection.fetchrow(statement, *arguments)
         prepared = self.prepared.get(statement)
@@ -97,30 +95,23 @@ class PostgresqlSession:
             prepared = self.prepared[statement] = await self._connection.prepare(statement, name=name)
         return await prepared.fetchrow(*arguments)
 
-    async def transact(self, work: Callable[[DriverConnection], Awaitable[T]]) -> T:
+    async def _transact(self, statement: str, arguments: tuple[object, ...]) -> DriverRow | None:
         """
-        Run *work*, which is one statement, in a transaction that is committed unless *work* raises.
+        Run one statement in a transaction of its own.
 
         The server ends it if this process freezes before the commit. Where a transaction has locked rows, a process
         that freezes between the parsing and the execution of a next statement would keep them locked: PostgreSQL does
         not count that as idle.
-
-        Raises:
-            Exception: the error of the driver or of *work*.
         """
         await self._connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
         try:
-            result = await work(self._connection)
+            row = await self._connection.fetchrow(statement, *arguments)
         except BaseException:
             if not self.closed:
                 await self._connection.execute("ROLLBACK")
             raise
         await self._connection.execute("COMMIT")
-        return result
-
-    def for_guards(self) -> DriverConnection:
-        """The driver's connection, on which a guard looks for its table."""
-        return self._connection
+        return row
 
     async def talks_to_server(self) -> bool:
         """
@@ -134,14 +125,13 @@ class PostgresqlSession:
         row = await self.ask("SELECT pg_catalog.pg_backend_pid()", ())
         return row is not None and bool(row[0] == self._connection.get_server_pid())
 
-    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Call *on_notify* with the payload of every message on *channel*, until the returned call is made."""
+    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> None:
+        """Call *on_notify* with the payload of every message on *channel*."""
 
         def on_message(_: object, __: int, ___: str, payload: str) -> None:
             on_notify(payload)
 
         await self._connection.add_listener(channel, on_message)
-        return lambda: self._connection.remove_listener(channel, on_message)
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call back when the connection ends."""

@@ -48,7 +48,7 @@ _HINTS: dict[str, str] = {
     "25006": _READ_ONLY,
     **dict.fromkeys(("40001", "40P01"), "the transaction was rolled back again and again"),
     "53300": "the server, the database or the role has no connection left",
-    "55P03": "another transaction keeps the row of the lock, or of its fence, locked",
+    "55P03": "another transaction keeps the row of the lock locked",
     "57014": "the statement was cancelled; is statement_timeout very short?",
     "28P01": "wrong user or password",
     "42501": "the role lacks a permission: USAGE on the schema, or SELECT, INSERT, UPDATE and DELETE on its tables",

@@ -45,7 +45,8 @@ BEGIN
     END IF;
 END $fencing$;
 
--- The token that follows p_last. A hybrid one counts ten microseconds, so that it has 15 digits until 2286. It costs no call: the planner puts its expression where it is called.
+-- The token that follows p_last. A hybrid one counts ten microseconds, so that it has 15 digits until 2286. It costs no
+-- call: the planner puts its expression where it is called.
 CREATE OR REPLACE FUNCTION :"schema".fencing_token(p_last bigint, p_hybrid boolean, p_now timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $fencing$
     SELECT greatest(p_last OPERATOR(pg_catalog.+) 1, CASE WHEN p_hybrid THEN
