@@ -69,8 +69,6 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-SECOND = 1_000_000
-"""Microseconds, in which the file counts time."""
 PATIENCE = 4.0
 """Seconds to wait for the write lock; less than the engine waits for opening, so that its error has the reason."""
 _SHORTEST_PAUSE = 0.0005
@@ -114,17 +112,17 @@ class LockFile:
         self._patiently(lambda: self._connection.executescript(_SCHEMA))
 
     @contextmanager
-    def snapshot(self) -> Iterator[int]:
-        """See what is committed, without the write lock; yields the time. Another process may change it meanwhile."""
+    def snapshot(self) -> Iterator[None]:
+        """See what is committed, without the write lock. Another process may change it meanwhile."""
         self._connection.execute("BEGIN")
         try:
             self._patiently(lambda: self._connection.execute("SELECT last FROM fencing_token"))
-            yield self.now()
+            yield
         finally:
             self._connection.rollback()
 
     @contextmanager
-    def transaction(self, *, durable: bool = False, patience: float | None = None) -> Iterator[int]:
+    def transaction(self, *, durable: bool = False) -> Iterator[float]:
         """
         Hold the write lock; yields the time, read while it is held, and commits when left cleanly.
 
@@ -132,14 +130,12 @@ class LockFile:
         expired grant live or a later one start in the past.
 
         Only *durable* transactions wait for the disk. The others survive every crash of processes,
-        and a power failure ends the boot and with it every grant and every place in a line: only
-        the last token must not be forgotten then.
-
-        The write lock is waited for as long as *patience* says, `PATIENCE` by default.
+        and a power failure ends the boot and with it every ticket: only the last token must not be
+        forgotten then.
         """
-        self._patiently(partial(self._begin, self._durable if durable else _NORMAL), patience)
+        self._patiently(partial(self._begin, self._durable if durable else _NORMAL))
         try:
-            yield self.now()
+            yield int(self._clock.now() * 1e6) / 1e6  # more digits take a third longer to write and to read
             self._connection.execute("COMMIT")
         except BaseException:
             self._connection.rollback()
@@ -153,10 +149,6 @@ class LockFile:
         """Run one statement; values travel as parameters, never as text."""
         return self._connection.execute(statement, values)
 
-    def now(self) -> int:
-        """Microseconds of the clock."""
-        return int(self._clock.now() * SECOND)
-
     def moved(self) -> bool:
         """Return whether the path no longer leads to this file: then a lock in it excludes no other process."""
         try:
@@ -168,8 +160,8 @@ class LockFile:
         """Close the connection."""
         self._connection.close()
 
-    def _patiently(self, attempt: Callable[[], sqlite3.Cursor], patience: float | None = None) -> sqlite3.Cursor:
-        end = self._clock.now() + (PATIENCE if patience is None else patience)
+    def _patiently(self, attempt: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
+        end = self._clock.now() + PATIENCE
         try:
             while True:
                 try:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 from fencing_sdk._values.claim import mode_named, permits_of
 from fencing_sdk.abc.line import Line, Row, TokenSource
 from fencing_sdk.backends._shared.bells import message_for
-from fencing_sdk.backends.sqlite.file import SECOND, LockFile
+from fencing_sdk.backends.sqlite.file import LockFile
 
 T = TypeVar("T")
 Step = tuple[str, Callable[[Line, float], T]]
@@ -57,18 +58,13 @@ class LineFile:
         messages: list[Message] = []
         self._drawn = False
         durable = draws and any(not self._read(name) for name, _ in steps)
-        with self.file.transaction(durable=durable) as micros:
-            now, before = micros / SECOND, ""
-            line: Line | None = None
-            for number, (name, step) in enumerate(steps):
-                if line is None:
-                    before = self._read(name)
-                    line = self._load(before)
-                answers.append(step(line, now))
-                if number + 1 == len(steps) or steps[number + 1][0] != name:
-                    messages += [(str(row.address), message_for(row)) for row in line.rung if row.address]
-                    self._save(name, before, line)
-                    line = None
+        with self.file.transaction(durable=durable) as now:
+            for name, those in groupby(steps, itemgetter(0)):
+                before = self._read(name)
+                line = self._load(before)
+                answers += [step(line, now) for _, step in those]
+                messages += [(str(row.address), message_for(row)) for row in line.rung if row.address]
+                self._save(name, before, line)
         if self._drawn and not durable:
             with self.file.transaction(durable=True):
                 self.file.execute("UPDATE fencing_token SET last = last")
@@ -115,8 +111,8 @@ class LineFile:
 
     def sweep(self) -> None:
         """Delete the lines whose tickets are dead."""
-        with self.file.transaction() as micros:
-            self.file.execute(_SWEEP, boot=self._boot, now=micros / SECOND)
+        with self.file.transaction() as now:
+            self.file.execute(_SWEEP, boot=self._boot, now=now)
 
     def close(self) -> None:
         """Close the file."""
