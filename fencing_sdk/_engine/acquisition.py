@@ -181,7 +181,7 @@ class BackendOpening:
         self.over, self.patience = True, 0.0
 
 
-class Acquired(NamedTuple):
+class HeldTicket(NamedTuple):
     """A ticket that holds, and the moments that follow from its latest sign of life."""
 
     ticket: Ticket
@@ -231,7 +231,7 @@ class Acquisition:
         self._interrupted = False
         self._call: Call[Place | Busy] | None = None  # a draw that is under way
         self._sent_at = 0.0
-        self._outcome: Acquired | Place | Busy | BackendUnavailableError | None = None  # of the first draw
+        self._outcome: HeldTicket | Place | Busy | BackendUnavailableError | None = None  # of the first draw
         self._began = -math.inf
         self._turn: asyncio.Event | None = None  # among the waiters of this client, at a store without a line
         self._calls: list[Call[Any]] = []  # requests whose outcome is not known, or that drew the ticket
@@ -245,7 +245,7 @@ class Acquisition:
         if self._observers.any:
             report_beginning(self._observers, self._terms.name, self.ticket.claim, self._began)
 
-    def begin(self) -> Acquired | None:
+    def begin(self) -> HeldTicket | None:
         """
         Send the first draw. Return the ticket that holds, if the store answers so at once; else `run` goes on.
 
@@ -261,13 +261,13 @@ class Acquisition:
                 if calls.may_go_on(call) and call.exception() is None and isinstance(place := call.result(), Place):
                     self._call = None
                     self._outcome = outcome = self._take(place)
-                    return outcome if isinstance(outcome, Acquired) else None
+                    return outcome if isinstance(outcome, HeldTicket) else None
             except BaseException as error:
                 self._abandon(error)
                 raise
         return None
 
-    async def run(self) -> Acquired:
+    async def run(self) -> HeldTicket:
         """
         Draw a ticket, and wait until it holds or the patience is over.
 
@@ -286,7 +286,7 @@ class Acquisition:
             while True:
                 drawn, self._outcome = self._outcome or await self._draw(), None
                 outcome = await self._stand() if isinstance(drawn, Place) else drawn
-                if isinstance(outcome, Acquired):
+                if isinstance(outcome, HeldTicket):
                     return outcome
                 self._check_patience(outcome)
                 if not isinstance(outcome, Gone):
@@ -319,7 +319,7 @@ class Acquisition:
         call = self._call
         return call if isinstance(call, Answer) and not call.done() else None
 
-    def take_first_answer(self) -> Acquired | None:
+    def take_first_answer(self) -> HeldTicket | None:
         """
         Take an answer that is there. Return the ticket that holds; else `run` goes on.
 
@@ -336,13 +336,13 @@ class Acquisition:
         except BaseException as error:
             self._abandon(error)
             raise
-        return outcome if isinstance(outcome, Acquired) else None
+        return outcome if isinstance(outcome, HeldTicket) else None
 
     def _abandon(self, error: BaseException) -> None:
         self._give_up()
         self._report_end(error)
 
-    def undo(self, result: Acquired, reason: NotAcquiredReason) -> None:
+    def undo(self, result: HeldTicket, reason: NotAcquiredReason) -> None:
         """Give back the ticket in *result* after all, because of what happened to the client meanwhile."""
         self.ticket.close()
         self._store_calls.undo(result.ticket.claim, list(result.unanswered_calls), self._terms.timing.call_limit)
@@ -363,7 +363,7 @@ class Acquisition:
 
     # The draw.
 
-    async def _draw(self) -> Acquired | Place | Busy | BackendUnavailableError:
+    async def _draw(self) -> HeldTicket | Place | Busy | BackendUnavailableError:
         """Send one draw, if none is under way. A `Place` is that of a ticket which waits."""
         asked_at, calls = self._sent_at, self._store_calls
         if self._call is None:
@@ -398,7 +398,7 @@ class Acquisition:
         self._calls.append(call)
         return call
 
-    def _take(self, outcome: Place | Busy) -> Acquired | Place | Busy | BackendUnavailableError:
+    def _take(self, outcome: Place | Busy) -> HeldTicket | Place | Busy | BackendUnavailableError:
         self._silent_since = None
         if isinstance(outcome, Place):
             self.ticket.take(outcome, self._sent_at)
@@ -435,7 +435,7 @@ class Acquisition:
         self._silent_since = since if self._silent_since is None else self._silent_since
         return error
 
-    def _judge(self, place: Place) -> Acquired | BackendUnavailableError:
+    def _judge(self, place: Place) -> HeldTicket | BackendUnavailableError:
         """Take a ticket that holds only if the backend has filled it in rightly and its deadline is still ahead."""
         ticket, timing = self.ticket, self._terms.timing
         mistake = mistake_in(place, ticket.claim.mode)
@@ -451,7 +451,7 @@ class Acquisition:
         if now < deadline:
             renew_at = sent_at + (timing.heartbeat_interval if lives >= timing.ttl else ticket.every)
             calls = () if len(self._calls) == 1 else tuple(filter(_unanswered, self._calls))
-            return Acquired(ticket, place, timing, deadline, renew_at, now - self._began, calls)
+            return HeldTicket(ticket, place, timing, deadline, renew_at, now - self._began, calls)
         self._give_up()
         detail = f"the grant came {now - sent_at:.3g} s after its request, too late to be used"
         logger.warning("acquire: %s", detail)
@@ -459,7 +459,7 @@ class Acquisition:
 
     # The wait.
 
-    async def _stand(self) -> Acquired | Gone | BackendUnavailableError:
+    async def _stand(self) -> HeldTicket | Gone | BackendUnavailableError:
         """
         Wait in the line until the ticket holds. `Gone`: it died, and another one has to be drawn.
 

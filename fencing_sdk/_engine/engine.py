@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from fencing_sdk._engine.acquisition import Acquired, Acquisition, BackendOpening, Terms, closed_meanwhile
+from fencing_sdk._engine.acquisition import Acquisition, BackendOpening, HeldTicket, Terms, closed_meanwhile
 from fencing_sdk._engine.draining import Draining, work_of
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
@@ -159,7 +159,7 @@ class Engine:
             raise
         return Lease(lease) if lease.permit is None else PermitLease(lease)
 
-    def _check_may_go_on(self, acquisition: Acquisition, acquired: Acquired, terms: Terms) -> None:
+    def _check_may_go_on(self, acquisition: Acquisition, acquired: HeldTicket, terms: Terms) -> None:
         if not self._may_begin:
             try:
                 self._check_may_begin(terms)
@@ -202,7 +202,7 @@ class Engine:
             await self.release(lease)
             raise
 
-    def _begin(self, name: str, acquired: Acquired) -> LeaseState:
+    def _begin(self, name: str, acquired: HeldTicket) -> LeaseState:
         ticket, place, timing, deadline, renew_at, waited, unanswered = acquired
         assert place.token is not None  # it holds
         lease = LeaseState(name, ticket.claim, place.token, deadline, timing, self._clock, self, place.permit)

@@ -20,7 +20,7 @@ from fencing_sdk import (
     LockHeldError,
     UsageError,
 )
-from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Acquired, Acquisition, BackendOpening, Terms
+from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, Acquisition, BackendOpening, HeldTicket, Terms
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.store_calls import StoreCalls
 from fencing_sdk._values.observers import Observers
@@ -114,7 +114,7 @@ class Desk:
         self.beating = asyncio.create_task(self.heartbeat.run())
         self.terms = Terms("a", "a", Timing.build(**({"ttl": TTL} | timing)), wait, backoff)
 
-    async def run(self) -> Acquired:
+    async def run(self) -> HeldTicket:
         parts = self.store, LoopClock(), self.store_calls, self.opening, self.heartbeat, self.observers
         return await Acquisition(*parts, self.terms).run()
 
@@ -488,13 +488,13 @@ class Crowd:
         self.ends: list[float] = []
         self.tasks = [asyncio.ensure_future(self._run()) for _ in range(count)]
 
-    async def _run(self) -> Acquired:
+    async def _run(self) -> HeldTicket:
         try:
             return await self.desk.run()
         finally:
             self.ends.append(now())
 
-    async def outcomes(self) -> list[Acquired | BaseException]:
+    async def outcomes(self) -> list[HeldTicket | BaseException]:
         return await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
@@ -502,7 +502,7 @@ class Crowd:
 async def test_what_a_client_cannot_send_yet_waits_and_counts_from_when_it_is_sent():
     store = OneByOne(Place(1))
     results = await Crowd(store, 2000).outcomes()  # 40 s, where a call may take 4
-    assert all(isinstance(result, Acquired) for result in results)
+    assert all(isinstance(result, HeldTicket) for result in results)
     assert [result.ticket.claim.owner for result in results] == store.owners  # in the order in which they asked
     assert all(result.ticket.counts_from == store.began[result.ticket.claim.owner] for result in results)
 
@@ -521,7 +521,7 @@ async def test_in_a_crowd_a_release_is_not_behind_the_tries_that_wait():
 @in_virtual_time
 async def test_the_patience_of_those_that_wait_for_their_turn_ends_as_a_wait():
     results = await Crowd(OneByOne(Place(1)), 500, wait=3.0).outcomes()
-    errors = [error for error in results if not isinstance(error, Acquired)]
+    errors = [error for error in results if not isinstance(error, HeldTicket)]
     assert {type(error) for error in errors} == {AcquireTimeoutError}
     assert all(error.waited == pytest.approx(3.0) for error in errors)
     assert 150 <= len(results) - len(errors) < 200  # those sent before may answer a little later
@@ -548,8 +548,8 @@ async def test_turns_of_those_that_give_up_go_to_the_others():
     for task in crowd.tasks[::2]:
         task.cancel()
     results = await crowd.outcomes()
-    assert sum(isinstance(result, Acquired) for result in results) == 150 + sum(
-        isinstance(result, Acquired) for result in results[::2]
+    assert sum(isinstance(result, HeldTicket) for result in results) == 150 + sum(
+        isinstance(result, HeldTicket) for result in results[::2]
     )
     assert all(task.cancelled() or task.result() for task in crowd.tasks)
 
@@ -560,5 +560,5 @@ async def test_a_client_that_closes_sends_away_those_that_wait_for_their_turn():
     await asyncio.sleep(0.1)
     await crowd.desk.store_calls.aclose(10.0)
     results = await crowd.outcomes()
-    assert {type(error) for error in results if not isinstance(error, Acquired)} == {UsageError}
+    assert {type(error) for error in results if not isinstance(error, HeldTicket)} == {UsageError}
     assert max(crowd.ends) < 3.0
