@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tenacity
@@ -37,7 +37,7 @@ from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import label_of
 from fencing_sdk._values.tasks import waiting_for
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, Guard, SupportsOpen
+from fencing_sdk.abc import Backend, SupportsOpen
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -111,10 +111,6 @@ class Terms(NamedTuple):
         """Seconds that a request may take, of an acquisition that *started* then."""
         limit = self.timing.call_limit
         return limit if self.wait is None else min(limit, max(_LAST_CALL, started + self.wait - sent_at))
-
-
-Fences = Sequence[tuple[Guard, str | None]]
-"""Guards to raise at acquisition, each with its resource; None means the resource is named like the lock."""
 
 
 class BackendOpening:
@@ -204,6 +200,7 @@ class Acquisition:
         "_tries", "_turn", "_undone", "task", "ticket",
     )  # fmt: skip
 
+    _began: float
     _started: float
     ticket: Ticket
 
@@ -232,7 +229,6 @@ class Acquisition:
         self._call: Call[Place | Busy] | None = None  # a draw that is under way
         self._sent_at = 0.0
         self._outcome: HeldTicket | Place | Busy | BackendUnavailableError | None = None  # of the first draw
-        self._began = -math.inf
         self._turn: asyncio.Event | None = None  # among the waiters of this client, at a store without a line
         self._calls: list[Call[Any]] = []  # requests whose outcome is not known, or that drew the ticket
         self.task = task = asyncio.current_task()
@@ -269,7 +265,7 @@ class Acquisition:
 
     async def run(self) -> HeldTicket:
         """
-        Draw a ticket, and wait until it holds or the patience is over.
+        Go on after `begin`: draw a ticket, and wait until it holds or the patience is over.
 
         Raises:
             LockHeldError: asked once, and another holder has the lock.
@@ -278,8 +274,6 @@ class Acquisition:
             BackendRefusedError: the store will not grant this, whatever is tried.
             DrainingError: it was interrupted.
         """
-        if self._began == -math.inf and (acquired := self.begin()) is not None:
-            return acquired
         try:
             if self._outcome is None and self._call is None and self._is_behind():
                 await self._poll(math.inf)

@@ -40,7 +40,7 @@ class Ticket:
         "stop",
     )  # fmt: skip  (every acquisition makes one)
 
-    def __init__(self, claim: Claim, on_bell: Callable[[Ticket, News], object] | None = None) -> None:
+    def __init__(self, claim: Claim, on_bell: Callable[[Ticket, News], object]) -> None:
         self.claim = claim
         self.on_bell = on_bell
         self.kept: Kept = claim, 0
@@ -66,8 +66,7 @@ class Ticket:
 
     def bell(self, news: News) -> None:
         """Ring: see `fencing_sdk.abc.Bell`."""
-        if self.on_bell is not None:
-            self.on_bell(self, news)
+        self.on_bell(self, news)
 
     @property
     def every(self) -> float:

@@ -116,7 +116,8 @@ class Desk:
 
     async def run(self) -> HeldTicket:
         parts = self.store, LoopClock(), self.store_calls, self.opening, self.heartbeat, self.observers
-        return await Acquisition(*parts, self.terms).run()
+        acquisition = Acquisition(*parts, self.terms)
+        return acquisition.begin() or await acquisition.run()
 
     @property
     def abandoned(self) -> int:

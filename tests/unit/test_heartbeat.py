@@ -77,7 +77,7 @@ class Bench:
         lease = LeaseState(
             name=name, claim=claim, token=7, deadline=deadline, timing=timing, clock=LoopClock(), keeper=self
         )
-        lease.ticket = Ticket(claim)
+        lease.ticket = Ticket(claim, self.heartbeat.on_bell)
         self.heartbeat.add(lease, sent_at + timing.heartbeat_interval)
         return lease
 
