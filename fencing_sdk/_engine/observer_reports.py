@@ -67,18 +67,15 @@ def report_end(  # noqa: PLR0917  (an event's parts)
 
 
 class LeaseReport:
-    """Reports on the leases of one client. False without observers: then nothing needs to be computed for one."""
+    """Reports on the leases of one client."""
 
     __slots__ = ("_clock", "_observers", "observed")
 
     def __init__(self, observers: Observers, clock: Clock) -> None:
         self._observers = observers
         self._clock = clock
-        self.observed = bool(observers)
-        """`bool(self)` as an attribute, because every lease reads it."""
-
-    def __bool__(self) -> bool:
-        return bool(self._observers)
+        self.observed = observers.any
+        """False without observers: then nothing needs to be computed for one."""
 
     def acquired(self, lease: LeaseState, waited: float) -> None:
         """Report that *lease* is held, *waited* seconds after its acquisition began."""
@@ -115,7 +112,7 @@ class LeaseReport:
 
     def late(self, lease: LeaseState, seconds: float, stack: str | None) -> None:
         """Report that the heartbeat came so many seconds too late."""
-        if self:
+        if self.observed:
             from fencing_sdk.events import RenewalLate
 
             now, token = self._clock.now(), lease.number
@@ -125,7 +122,7 @@ class LeaseReport:
 
     def failed(self, lease: LeaseState, error: str) -> None:
         """Report that a renewal had no answer."""
-        if self:
+        if self.observed:
             from fencing_sdk.events import RenewalFailed
 
             now, token, left = self._clock.now(), lease.number, lease.remaining
@@ -135,7 +132,7 @@ class LeaseReport:
 
     def lost(self, lease: LeaseState, reason: LossReason) -> None:
         """Report that *lease* was lost before its holder released it."""
-        if self:
+        if self.observed:
             from fencing_sdk.events import Lost
 
             now, token = self._clock.now(), lease.number
@@ -152,7 +149,7 @@ class LeaseReport:
 
     def fence_raised(self, lease: LeaseState, resource: str, token: int) -> None:
         """Report that a guard of *resource* refuses every lower token."""
-        if self:
+        if self.observed:
             from fencing_sdk.events import FenceRaised
 
             now = self._clock.now()
@@ -162,7 +159,7 @@ class LeaseReport:
 
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None:
         """Report that a guard refused a write made under *lease*, or to raise its fence."""
-        if self:
+        if self.observed:
             from fencing_sdk.events import stale_rejected
 
             now = self._clock.now()
