@@ -13,7 +13,7 @@ When is a lease lost? Each of these can end it, and none of them needs the other
   it with the clock. `_expire` distinguishes a process that stood still (`STALLED`) from a store that was silent
   (`EXPIRED`);
 * the store's answer to a renewal: the heartbeat calls `lose`; or to the first release, which finds the loss too late;
-* a notice pushed by the store: the engine calls `lose`;
+* a bell by which the store says that an operator has ended the ticket: the heartbeat calls `lose`;
 * the client: it is closed or its heartbeat fails (`CLOSED`), or the bound of a drain is over (`DRAINED`);
 * the lock of another library beside it (`OldHold`) is lost (`TAKEN_OVER`), or is not renewed in time (`EXPIRED`);
 * a fork of the process: in the child every lease is over (`CLOSED`).
@@ -281,15 +281,13 @@ class LeaseState:
         """When the heartbeat means to look after this lease next: to renew it, or to see it end."""
         return min(self.next_beat, self.deadline)
 
-    def expect_beat(self, when: float) -> bool:
+    def expect_beat(self, when: float) -> None:
         """
         Note when the heartbeat means to renew next (infinity: a renewal is on its way).
 
-        False when that would be too late, or could not move the deadline; then no beat is expected.
+        No beat is expected where that would be too late, or could not move the deadline.
         """
-        hopeful = when < self.deadline < self.hold_until
-        self.next_beat = when if hopeful else math.inf
-        return hopeful
+        self.next_beat = when if when < self.deadline < self.hold_until else math.inf
 
     def extend(self, deadline: float) -> bool:
         """Move the deadline after a confirmed renewal; False when the old one had passed already."""

@@ -33,7 +33,7 @@ _GRACE = 5.0
 
 
 class Interruptible(Protocol):
-    """A request for a lock: an `Acquisition`, a `Flight`, or that for an old lock beside ours."""
+    """A request for a lock: an `Acquisition`, or that for an old lock beside ours."""
 
     def interrupt(self) -> None:
         """End the waiting: the client drains."""

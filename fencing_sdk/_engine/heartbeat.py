@@ -380,7 +380,7 @@ class Heartbeat:
             group.end_expired(now)
         due = [lease for group in groups for lease in group.members.values() if lease.next_beat <= now]
         self.log.beat(now, due)
-        if due or keys:
+        if keys:
             every = due[0].timing.heartbeat_interval if due else keys[0].every if isinstance(keys[0], Ticket) else 0.0
             horizon = now + every * _WINDOW
             more = [key for key, _ in self._schedule.due(horizon)]
@@ -419,9 +419,8 @@ class Heartbeat:
                 (close if is_close else calm).append(lease)
         for leases in (close, calm):
             for start in range(0, len(leases), BATCH):
-                call, room = leases[start : start + BATCH], 0
-                if leases is calm:
-                    room = BATCH - len(call)
+                call = leases[start : start + BATCH]
+                room = BATCH - len(call) if leases is calm else 0
                 yield call, tickets[:room]
                 tickets = tickets[room:]
         for start in range(0, len(tickets), BATCH):

@@ -22,7 +22,7 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sized
+from collections.abc import Callable, Hashable, Sized
 from contextvars import Context
 from typing import Any, Self, TypeVar
 
@@ -65,9 +65,6 @@ class TimerQueue:
         self._due.pop(key, None)
         if self._ending and not self._due:
             self._set_timer(math.inf)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._due))
 
     def end(self) -> None:
         """Cancel the timer once the last entry is dropped; an entry that comes later is still called."""

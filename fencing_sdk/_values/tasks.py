@@ -240,7 +240,6 @@ class Turns:
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self._free = most
         self._hurried: deque[Turn] = deque()
         self._others: deque[Turn] = deque()
@@ -251,11 +250,6 @@ class Turns:
             return False
         self._free -= 1
         return True
-
-    @property
-    def idle(self) -> bool:
-        """True if every turn is free."""
-        return self._free == self._most
 
     def ask(self, *, hurry: bool = False) -> Turn:
         """Ask for a turn; with *hurry*, before all that are in no hurry. It ends by `release`."""
