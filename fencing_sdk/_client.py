@@ -553,8 +553,7 @@ class LockClient(Uncopied):
 
         Raises:
             InvalidNameError: *name* names no lock.
-            UnsupportedError: the store cannot list.
-            BackendError: it did not answer, or refused.
+            BackendError: the store did not answer, or refused.
             UsageError: the client is not open.
         """
         backend, engine = self._backend, self._opened()
@@ -587,8 +586,8 @@ class LockClient(Uncopied):
         Raises:
             InvalidNameError: *name* names no lock.
             ConfigurationError: *token* or *reason* cannot work.
-            UnsupportedError: the store cannot take a grant away.
-            BackendUnavailableError: it did not answer; the grant may be over. Look, then try again with the same token.
+            BackendUnavailableError: the store did not answer; the grant may be over. Look, then try again with the same
+                token.
             BackendRefusedError: it refused.
             UsageError: the client is not open.
         """
