@@ -51,7 +51,7 @@ BATCH = 1000
 _WINDOW = 1 / 8
 """Part of an interval by which a renewal may come early to join a batch."""
 _EMPTY_OPEN_GROUPS = 64
-"""How many empty groups, one for each interval, the heartbeat keeps open for new leases."""
+"""Empty groups, one for each interval, that the heartbeat keeps open for new leases."""
 _LATE = 1 / 4
 """Part of an interval from which a beat counts as late; never less than `_LATE_FLOOR` seconds."""
 _LATE_FLOOR = 0.05

@@ -47,7 +47,7 @@ _left_open: dict[asyncio.Task[Any], list[PlainScope]] = {}
 
 
 class ScopeExit(NamedTuple):
-    """How a body ended, judged before the lock is released."""
+    """End of a body, judged before the lock is released."""
 
     raised: BaseException | None
     """The error that leaves the block, after the scope took its own cancellation back."""

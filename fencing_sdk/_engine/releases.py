@@ -215,7 +215,7 @@ class Releases:
 
 
 _ENDED_HERE = {None, LossReason.CLOSED, LossReason.DRAINED}
-"""How a lease that its own client has ended was lost, if at all. Others still see it as held."""
+"""Reasons of the loss of a lease that its own client has ended; None: it was not lost. Others see it as held."""
 
 
 def _silent(lease: LeaseState) -> bool:

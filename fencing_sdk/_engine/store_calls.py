@@ -32,7 +32,7 @@ T = TypeVar("T")
 _GRACE = 0.05
 """Seconds beyond its limit after which a call that does not react to cancellation is left behind."""
 _LAST_TRIES = 2
-"""How often a release is tried in a client that closes: on the open connection, and on another one if that broke."""
+"""Tries of a release in a client that closes: on the open connection, and on another one if that broke."""
 _BEFORE_THE_LAST = 0.1
 """Seconds between the two: a driver marks its connection as broken a moment after the request on it has failed."""
 _FIRST_RETRY = 0.02

@@ -11,7 +11,7 @@ from fencing_sdk._values.claim import Claim, Gone, Place
 from fencing_sdk.abc import WAITER_TTL, Kept, News
 
 _SIGNS_OF_LIFE = 5
-"""How many signs of life fit into the life of a ticket that waits."""
+"""Signs of life that fit into the life of a ticket that waits."""
 _LOOK_LATER = 0.02
 """Seconds after the death of a ticket ahead at which its successor looks."""
 SHORTEST_PAUSE = 0.001
@@ -44,17 +44,17 @@ class Ticket:
         self.claim = claim
         self.on_bell = on_bell
         self.kept: Kept = claim, 0
-        """What a `keep` sends: the claim, and the number of the ticket by the latest answer; 0: not known."""
+        """Content of a `keep`: the claim, and the number of the ticket by the latest answer; 0: not known."""
         self.latest: Place | Gone | None = None
         """The latest answer about it, or what a bell has made of that."""
         self.counts_from = 0.0
-        """When the request of that answer was sent, on the client's clock."""
+        """Moment at which the request of that answer was sent, on the client's clock."""
         self.lives = 0.0
         """Seconds for which it lives from then on."""
         self.due = math.inf
-        """When to keep it next."""
+        """Moment at which to keep it next."""
         self.silent_since: float | None = None
-        """Since when the store has not answered, if it has not."""
+        """Moment since which the store has not answered, if it has not."""
         self.news: asyncio.Event | None = None
         """Set when there is an answer or a bell, for who waits for it."""
         self.lease: LeaseState | None = None

@@ -141,7 +141,7 @@ def new_owner() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How a claim wants to hold a name: alone, or together with others. `LOCK`, `WRITER`, `READER`, or a `Permit`."""
+    """Kind of hold that a claim wants: alone, or together with others. `LOCK`, `WRITER`, `READER`, or a `Permit`."""
 
     word: str
     """The mode as one word: ``lock``, ``writer``, ``reader`` or ``permit``."""
@@ -174,7 +174,7 @@ class Permit(Mode):
     """A numbered permit. Each has a token of its own."""
 
     of: int
-    """How many permits may be held at the same time. A claim gets the lowest free number from 0 to below this."""
+    """Number of permits that may be held at the same time. A claim gets the lowest free number from 0 to below this."""
     word: str = field(default="permit", init=False, repr=False)
 
     @property
@@ -197,7 +197,7 @@ def mode_named(word: str, permits: int | None) -> Mode:
 
 
 def permits_of(mode: Mode) -> int | None:
-    """How many permits there are; None for other modes."""
+    """Return the number of permits; None for other modes."""
     return mode.of if isinstance(mode, Permit) else None
 
 
@@ -216,7 +216,7 @@ class Claim:
     label: str | None
     """Shown by `LockClient.inspect` to other clients."""
     mode: Mode
-    """How it holds the name. A store gets claims of its `fencing_sdk.abc.Backend.modes` alone."""
+    """Mode in which it holds the name. A store gets claims of its `fencing_sdk.abc.Backend.modes` alone."""
 
     def __init__(
         self, name: str, ttl: float, owner: str | None = None, label: str | None = None, mode: Mode = LOCK
@@ -275,7 +275,7 @@ class Gone(NamedTuple):
     """There is no such ticket: it died, was given back or ended, or was lost with the store. It never comes back."""
 
     reason: str | None = None
-    """What an operator wrote who ended it, for at least a minute after it would have died; None: none did."""
+    """Reason of the operator who ended it, for at least a minute after it would have died; None: none did."""
     taken: bool = False
     """True if another holds the name alone now, as far as the store knows."""
 
@@ -341,7 +341,7 @@ class Holder:
     held_for: float | None = None
     """Seconds since the grant; None where the store does not know."""
     waiters: int | None = None
-    """How many stand in the line; None where there is no line, or it was not counted."""
+    """Number of tickets that wait; None where there is no line, or it was not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class Waiting:
     id: str
     """The public digest of its owner id: the ``holder`` of the grant that it will get."""
     mode: Mode = LOCK
-    """How it wants to hold the name."""
+    """Mode in which it wants to hold the name."""
     waiting_for: float | None = None
     """Seconds since it joined the line; None where the store does not know."""
     label: str | None = None

@@ -39,7 +39,7 @@ class Status:
     draining: bool = False
     """True if `LockClient.drain` has begun: what is held may end, and no acquisition begins."""
     leases: int = 0
-    """How many leases are held."""
+    """Number of leases that are held."""
     least_remaining: float | None = None
     """Seconds until the first of them is lost, if no renewal is confirmed meanwhile. None without leases."""
     since_answer: float | None = None
@@ -53,7 +53,7 @@ class Status:
 
 @unique
 class Severity(IntEnum):
-    """How much a finding matters. Severities can be compared."""
+    """Weight of a finding. Severities can be compared."""
 
     WARNING = 1
     """

@@ -43,7 +43,7 @@ class SteadyScope(_AnyScope):
 
     task: asyncio.Task[object]
     cancelled_before: int
-    """How often the task had been cancelled before."""
+    """Number of cancellations of the task before."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -236,7 +236,7 @@ class Turns:
     The turns of one event loop.
 
     Args:
-        most: How many may have a turn at the same time.
+        most: Number of turns at the same time.
     """
 
     def __init__(self, most: int) -> None:

@@ -24,7 +24,7 @@ DEFAULT_TTL = 15.0
 MIN_TTL = 0.05
 MAX_TTL = 86_400.0
 DRIFT = 0.01
-"""How much faster than ours the store's clock may run, as a fraction."""
+"""Fraction by which the store's clock may run faster than ours."""
 MIN_INTERVAL = 0.001
 """Seconds between heartbeats: microseconds that are passed for seconds must not flood the store."""
 RELEASE_LIMIT = 2.0

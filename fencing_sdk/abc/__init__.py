@@ -60,7 +60,7 @@ Kept: TypeAlias = tuple[Claim, int]
 """A claim, and the number of its ticket (`Place.number`)."""
 News: TypeAlias = Place | Gone | None
 """
-What a bell rings. A `Place` with a token: the ticket of that number holds, and lives as its latest answer said.
+News that a bell rings. A `Place` with a token: the ticket of that number holds, and lives as its latest answer said.
 A `Gone` with a reason: an operator has ended it. Anything else: something has changed, and a ``keep`` says what.
 """
 Bell: TypeAlias = Callable[[News], object]

@@ -1,4 +1,4 @@
-"""Powers that one store has, or that the engine and ``fencing init`` look for. They are not part of the contract."""
+"""Powers that ``fencing init`` looks for. They are not part of the contract."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Row:
     """None while it waits."""
     permit: int | None = None
     address: object = None
-    """How the store reaches the owner."""
+    """Address at which the store reaches the owner."""
 
     def live_on(self, ttl: float, now: float) -> None:
         """Take a sign of life: it never shortens."""
@@ -68,11 +68,11 @@ class Line:
     last: int = 0
     """The last token of the name; 0: none."""
     drawn: int = 0
-    """How many tickets were drawn."""
+    """Number of tickets that were drawn."""
     rows: dict[str, Row] = field(default_factory=dict)
-    """By owner."""
+    """Tickets by their owners, in the order of the line."""
     ended: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """By owner: an operator's reason, and the moment until which it is kept."""
+    """Reasons of operators by the owners of ended tickets, each after the moment until which it is kept."""
     rung: list[Row] = field(default_factory=list)
     """Tickets that have begun to hold: the store rings for them, and empties the list."""
 

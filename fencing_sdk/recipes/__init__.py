@@ -1,7 +1,7 @@
 """
 Recipes: what is made of locks, a module for each.
 
-`semaphore` and `rwlock` need a backend that is a `SupportsShares`, the others work with every backend. A recipe adds no
+`semaphore` and `rwlock` need a backend that takes all modes, the others work with every backend. A recipe adds no
 protection of its own. Its leases are those of a lock: a deadline, a token, one heartbeat. A recipe is
 handed what makes a lock and never the client, so that it can be read and tested alone.
 """

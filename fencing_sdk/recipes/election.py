@@ -58,7 +58,7 @@ _AFTER_RESIGNING = 1.5
 
 @unique
 class ElectionStanding(StrEnum):
-    """How this process stands in an election. The value is the word for health endpoints and metrics."""
+    """Standing of this process in an election. The value is the word for health endpoints and metrics."""
 
     IDLE = "idle"
     """No loop runs here."""
@@ -111,7 +111,7 @@ class Election(Uncopied):
 
     @property
     def standing(self) -> ElectionStanding:
-        """How this process stands, for health endpoints. May be read from any thread."""
+        """Standing of this process, for health endpoints. May be read from any thread."""
         here = self._state.here
         terms = tuple(here.terms)
         if any(term.lease.held and not term.stopped for term in terms):

@@ -72,7 +72,7 @@ from fencing_sdk.errors import (
 )
 
 LONGER = 1.5
-"""How much longer than ours the old lock is kept without a renewal."""
+"""Multiple of our ttl for which the old lock is kept without a renewal."""
 _POLL = 0.05
 """Seconds between two questions for the old lock."""
 _FIRST_RETRY = 0.05

@@ -50,7 +50,7 @@ class Semaphore(Lock):
 
     @property
     def permits(self) -> int:
-        """How many may be held at the same time."""
+        """Number of permits that may be held at the same time."""
         return cast("Permit", self._terms.mode).of
 
     def __repr__(self) -> str:

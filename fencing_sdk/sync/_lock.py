@@ -141,7 +141,7 @@ class Semaphore(Lock):
 
     @property
     def permits(self) -> int:
-        """How many may be held at the same time."""
+        """Number of permits that may be held at the same time."""
         return cast("TaskSemaphore", self._lock).permits
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ...) -> PermitLease:
@@ -325,7 +325,7 @@ class Election(Uncopied):
 
     @property
     def standing(self) -> ElectionStanding:
-        """How this process stands, for health endpoints."""
+        """Standing of this process, for health endpoints."""
         return self._election.standing
 
     def __repr__(self) -> str:

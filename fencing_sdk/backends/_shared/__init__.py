@@ -1,8 +1,8 @@
 """
 Chores that backends of several stores share, each written once.
 
-    bells                 who listens, and how a message of the store names a ticket
-    tokens                how tokens grow, and what a hybrid one says of its age
+    bells                 the bells of one backend object, and the messages that ring them
+    tokens                growth of tokens, and the age of a hybrid one
     error_translation     from a driver's errors to those of the contract
     background_task       the tasks behind the calls, and several attempts of which one is enough
     request_queue         the one connection of a database for the requests of all tasks

@@ -1,4 +1,4 @@
-"""The bells of one backend object: who listens, and how a message of the store names a ticket."""
+"""The bells of one backend object, and the messages of a store that ring them."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class _RequestQueue(Generic[S]):
         """When the statement under way was sent, or the connection attempt began."""
         self._asking = False
         self._unanswered = 0
-        """How many connections in a row were closed without an answer."""
+        """Number of connections in a row that were closed without an answer."""
         self._closed = False
 
     @property
