@@ -1,4 +1,4 @@
-"""Every acquisition is told from its one beginning to its one end, under one holder id."""
+"""Every acquisition is reported from its one beginning to its one end, under one holder id."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fencing_sdk.testing import FaultyBackend
 TTL = 10.0
 
 
-class Told:
-    """What an observer was told."""
+class Heard:
+    """Events that an observer heard."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -73,8 +73,8 @@ class Store(FaultyBackend):
 
 
 @contextlib.asynccontextmanager
-async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Told]]:
-    heard = Told()
+async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Heard]]:
+    heard = Heard()
     async with on_clock(LockClient(store, observers=[heard.events.append]), LoopClock()) as locks:
         yield locks, heard
         store.heal()
@@ -276,7 +276,7 @@ async def test_a_lease_whose_fence_is_refused_ends_too():
 
 
 def test_a_client_that_is_left_open_by_its_loop_ends_its_leases_in_the_next_one():
-    heard = Told()
+    heard = Heard()
     locks = LockClient(MemoryBackend(), observers=[heard.events.append])
 
     async def leave_open() -> Lease:
@@ -291,8 +291,8 @@ def test_a_client_that_is_left_open_by_its_loop_ends_its_leases_in_the_next_one(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_tells_nothing_about_the_leases_of_its_parent(tmp_path):
-    """The parent goes on with them and tells their end: told twice, a gauge would fall below zero."""
+def test_a_forked_child_reports_nothing_about_the_leases_of_its_parent(tmp_path):
+    """The parent goes on with them and reports their end: reported twice, a gauge would fall below zero."""
     script = """
 import asyncio, os, sys
 from fencing_sdk import connect

@@ -126,7 +126,7 @@ async def test_whoever_closes_the_client_in_its_own_body_does_not_wait_for_itsel
 
 
 class Store(MemoryBackend):
-    """Tells what was called, and opens or closes no earlier than it may."""
+    """Notes what was called, and opens or closes no earlier than it may."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
@@ -190,20 +190,20 @@ _of_others: set[threading.Thread] = set()
 
 @pytest.fixture(autouse=True)
 def threads_of_other_tests() -> None:
-    """A thread that another test has told to end may still do so."""
+    """A thread that another test has stopped may still end."""
     _of_others.clear()
     _of_others.update(threading.enumerate())
 
 
 def ours() -> list[str]:
-    """What the package still runs: its tasks and its threads."""
+    """Return the tasks and the threads that the package still runs."""
     tasks = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("fencing")]
     threads = [thread.name for thread in set(threading.enumerate()) - _of_others if thread.name.startswith("fencing")]
     return tasks + threads
 
 
 async def nothing_runs() -> None:
-    """Wait for the thread that was told to end."""
+    """Wait for the thread that was stopped."""
     for thread in threading.enumerate():
         if thread.name.startswith("fencing"):
             await asyncio.to_thread(thread.join, 5)
@@ -433,7 +433,7 @@ async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(cl
 
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch):
-    """What a fork changes in the child."""
+    """Changes of a fork in the child."""
     return lambda: monkeypatch.setattr(os, "getpid", partial(int, os.getpid() + 1))
 
 

@@ -76,7 +76,7 @@ class TwoProcesses:
 
 
 def tidy() -> bool:
-    """Whether neither a lease nor a cancellation is left on this task."""
+    """Return whether neither a lease nor a cancellation is left on this task."""
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling() == 0 and not held_here()

@@ -499,7 +499,7 @@ async def test_a_lease_that_was_dropped_is_not_lost_when_a_renewal_on_its_way_is
 
 
 class DriverError(Exception):
-    """What a driver raises."""
+    """Error of a driver."""
 
 
 class Unanswered(Store):

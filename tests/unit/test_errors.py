@@ -218,7 +218,7 @@ def test_a_name_in_a_message_is_escaped_and_cut(name):
         assert text.isascii()
         assert text.isprintable()
         assert len(text) < 320
-        assert name in error.args  # whole, for whoever handles it
+        assert name in error.args  # whole, for the code that handles it
 
 
 @pytest.mark.parametrize("detail", ["a\nCRITICAL forged", "\x1b[2J", "\r", "x\x00"], ids=ascii)
@@ -260,7 +260,7 @@ def test_a_cut_text_says_that_it_was_cut():
 
 @pytest.fixture
 async def reported():
-    """What the loop reports while the test runs."""
+    """Return what the loop reports while the test runs."""
     contexts: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context["message"]))
     yield contexts

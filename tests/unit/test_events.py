@@ -1,4 +1,4 @@
-"""What observers hear, and what a client says of its leases and its store."""
+"""Events that observers hear, and what a client says of its leases and its store."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def test_a_fresh_process_becomes_ready_and_stays_it_until_it_drains_or_closes(sc
 
 @pytest.mark.parametrize("open_wait", [0, None])
 def test_a_worker_whose_store_is_away_is_ready(open_wait):
-    """It is not a reason to restart it."""
+    """A store that is away is no reason to restart a worker."""
 
     class Away(MemoryBackend):
         async def open(self):

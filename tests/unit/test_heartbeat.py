@@ -189,7 +189,7 @@ async def test_a_lease_that_ends_while_its_call_waits_for_another_is_not_renewed
 
 @in_virtual_time
 async def test_a_lease_that_is_about_to_end_does_not_hurry_the_renewal_of_others():
-    """The store takes its time: whoever has enough of it gets its answer by one call."""
+    """The store takes its time: a lease that has enough of it gets its answer by one call."""
     async with Bench() as bench:
         bench.store.delay = INTERVAL * 0.7
         pressed = bench.lease("pressed", sent_ago=VALID - INTERVAL * 0.6)
@@ -231,7 +231,7 @@ async def test_a_slow_answer_comes_too_late_for_one_lease_and_in_time_for_anothe
 @pytest.mark.parametrize("by", ["heartbeat", "hand"])
 @in_virtual_time
 async def test_an_answer_that_waited_while_the_loop_was_blocked_revives_nothing(by):
-    """It was given in time and is read too late: the old deadline is compared before it is moved."""
+    """The answer was given in time and is read too late: the old deadline is compared before it is moved."""
     async with Bench() as bench:
         bench.store.delay = 0.5
         lease = bench.lease()
@@ -397,7 +397,7 @@ async def test_no_turn_of_the_loop_settles_more_than_one_call(monkeypatch):
 
 @in_virtual_time
 async def test_a_lease_that_is_gone_leaves_no_entry_although_no_renewal_could_have_helped_it():
-    """It would stay until the deadline: with a ttl of hours, a million of them."""
+    """An entry would stay until the deadline: with a ttl of hours, a million of them."""
     async with Bench() as bench:
         for number in range(100):
             await bench.release(bench.lease(f"seats/{number}", max_hold=0.5))

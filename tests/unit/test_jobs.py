@@ -130,7 +130,7 @@ async def test_the_time_left_may_be_shorter_than_the_ttl(clients):
 
 @in_virtual_time
 async def test_a_store_whose_clock_is_quick_keeps_the_lock_long_enough(clients):
-    """By the drift that the client allows for."""
+    """The store is asked for longer, by the drift that the client allows for."""
 
     class Quick(LoopClock):
         def now(self):
@@ -571,7 +571,7 @@ class Overtaking(MemoryBackend):
 @pytest.mark.parametrize("delay", [0.5, 2.9, 8.0])
 @in_virtual_time
 async def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(clients, delay):
-    """It would set the ttl of the lease again, and free the lock after 15 s."""
+    """The renewal would set the ttl of the lease again, and free the lock after 15 s."""
     clients.store = clients.memory = memory_on(clients.clock, partial(Overtaking, delay))
     async with clients.client() as locks:
         await nightly(locks, 3.2)()  # the heartbeat's first renewal leaves at 3.0
@@ -581,7 +581,7 @@ async def test_a_renewal_that_arrives_after_the_parking_does_not_shorten_it(clie
 
 @in_virtual_time
 async def test_a_renewal_that_arrives_long_after_the_process_has_ended_does_not_free_the_lock(clients):
-    """What stands there has an owner that no process has, so no client has to be there."""
+    """The ticket that stands there has an owner that no process has, so no client has to be there."""
     clients.store = clients.memory = memory_on(clients.clock, partial(Overtaking, 20.0))
     async with clients.client() as locks:
         await nightly(locks, 3.2)()

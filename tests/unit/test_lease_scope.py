@@ -40,7 +40,7 @@ async def scope(stage):
 
 
 def leaves(scope, end, original, lost):
-    """What leaves the ``async with``: what `conclude` raises, or else the original error."""
+    """Return the error that leaves the ``async with``: what `conclude` raises, or else the original error."""
     scope.state.lost = lost
     try:
         scope.conclude(end, original)
@@ -178,7 +178,7 @@ async def cleaning_up(seconds):
 
 
 class CancelledTask(asyncio.Task):
-    """A task that tells when it is cancelled, which no stall of the machine can bring closer together."""
+    """A task that notes when it is cancelled, which no stall of the machine can bring closer together."""
 
     def __init__(self, body, on_cancel):
         super().__init__(body, loop=asyncio.get_running_loop())
@@ -354,7 +354,7 @@ async def test_every_exit_in_a_foreign_task_gives_one_entry_of_a_shared_lock_bac
 
 @pytest.mark.parametrize("ends_first", ["dropped", "live"])
 async def test_a_generator_that_was_dropped_gives_its_permit_back_when_its_task_ends(ends_first):
-    """Two tasks hold one semaphore when the generator is closed in a third, so nothing tells whose permit it was."""
+    """Two tasks hold one semaphore when the generator is closed in a third, so nothing shows whose permit it was."""
     entered = asyncio.Barrier(3)
     end = {"dropped": asyncio.Event(), "live": asyncio.Event()}
 

@@ -72,7 +72,7 @@ async def test_a_loss_that_only_the_clock_has_shown_is_told_before_the_release()
     async with LockClient(MemoryBackend(), observers=[lambda event: kinds.append(event.kind)]) as locks:
         with pytest.raises(LeaseLostError):
             async with locks.lock("a", max_hold=0.05):
-                time.sleep(0.1)  # noqa: ASYNC251  (the event loop is blocked: no timer has told the loss)
+                time.sleep(0.1)  # noqa: ASYNC251  (the event loop is blocked: no timer has shown the loss)
         await asyncio.sleep(0)
     assert kinds.index("lost") < kinds.index("released")
 

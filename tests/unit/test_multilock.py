@@ -101,7 +101,7 @@ async def test_the_patience_is_one_for_all():
 
 @in_virtual_time
 async def test_a_patience_that_is_over_leaves_one_try_and_tells_that_it_was_over():
-    """The caller did wait, so it is not told to pass ``wait=``."""
+    """The caller did wait, so no advice says to pass ``wait=``."""
     async with make_client() as locks:
         first = await locks.lock("a").acquire()
 

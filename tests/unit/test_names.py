@@ -1,4 +1,4 @@
-"""What a lock is called: names, templates for decorators, and claims."""
+"""Names of locks, templates for decorators, and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client opens its store, and who waits for that."""
+"""The opening of a store by a client, and the callers that wait for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Away(MemoryBackend):
         self.opened: list[float] = []
         """When it was asked to open."""
         self.asked = 0
-        """How many requests for a lock came."""
+        """Number of requests for a lock that came."""
 
     async def open(self) -> None:
         self.opened.append(asyncio.get_running_loop().time())
@@ -294,7 +294,7 @@ def threads() -> list[threading.Thread]:
 
 
 class Watched(Away):
-    """Tells when it was asked to open twice, so that a caller waits for it."""
+    """Notes that it was asked to open twice, so that a caller waits for it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A recording is JSON lines: whole ones, whoever writes, and whatever the names are."""
+"""A recording is JSON lines: whole ones, however many write, and whatever the names are."""
 
 import gc
 import json
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_opened_is_a_configuration_error(bad):
 
 
 def test_the_recorder_of_a_client_closes_with_it(path, monkeypatch):
-    """Nobody has that recorder in hand, so nobody could close it: no ResourceWarning may blame the user."""
+    """The user does not have that recorder in hand, and could not close it: no ResourceWarning may blame them."""
     monkeypatch.setenv("FENCING_RECORD", str(path))
     client = connect("memory://")
     assert path.exists()

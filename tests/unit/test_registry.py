@@ -28,7 +28,7 @@ SECRET = "hunter2"
 
 
 def everything_said(error: BaseException) -> str:
-    """What a log, an error tracker or a curious caller gets to see of *error*, its causes and its contexts."""
+    """Return all that a log, an error tracker or a curious caller sees of *error*, its causes and its contexts."""
     said = "".join(traceback.format_exception(error)) + repr(error)
     seen = error
     while seen is not None:

@@ -1,4 +1,4 @@
-"""What backends share: tasks behind the calls, errors, and the name of a server that takes no connection."""
+"""Chores that backends share: tasks behind the calls, errors, and the name of a server that takes no connection."""
 
 from __future__ import annotations
 

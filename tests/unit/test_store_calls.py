@@ -277,7 +277,7 @@ async def answers_now() -> None: ...
 
 
 def timers() -> int:
-    """How many timers the loop has to watch."""
+    """Return the number of timers that the loop has to watch."""
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
 
 
@@ -346,7 +346,7 @@ async def test_whoever_asks_in_a_loop_lets_the_others_run_although_every_answer_
 
 
 class Unyielding(asyncio.Future):
-    """What a driver waits for, and what fails when it is to be cancelled."""
+    """A future of a driver, which fails when it is to be cancelled."""
 
     def cancel(self, msg=None):
         raise ZeroDivisionError

@@ -206,7 +206,7 @@ async def test_on_every_loop_a_suspend_is_seen_within_a_second():
 
 
 def timers() -> int:
-    """How many timers the loop still waits for."""
+    """Return the number of timers that the loop still waits for."""
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)
 
 
@@ -272,7 +272,7 @@ def test_code_that_overruns_is_named(watch: StallWatch):
     stack = ""
 
     def is_named() -> bool:
-        """Whether the watch has seen it; the machine may stand still before, so that the test itself is seen late."""
+        """Return whether the watch has seen it; the machine may stand still before, so that the test is seen late."""
         nonlocal stack
         stack = watch.stack_since(began) or ""
         if stack and "compress_the_archive" not in stack:

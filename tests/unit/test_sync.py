@@ -1,4 +1,4 @@
-"""Locks for threads, in one process: blocks and handles, what interrupts a wait, and who is told of a loss."""
+"""Locks for threads, in one process: blocks and handles, what interrupts a wait, and who hears of a loss."""
 
 import asyncio
 import contextlib

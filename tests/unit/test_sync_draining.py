@@ -71,7 +71,7 @@ def test_a_block_of_two_clients_drains_both_and_leaves_the_handlers_as_they_were
 
 
 def test_a_signal_that_does_not_wake_the_main_thread_is_heeded_all_the_same(locks):
-    """It comes right before the thread sleeps, which no test can hit, or to another thread."""
+    """The signal comes right before the thread sleeps, which no test can hit, or to another thread."""
 
     def tell():
         wait_until(lambda: locks.waiters("a"), within=PATIENCE)

@@ -31,7 +31,7 @@ STEPS = 100_000
 
 
 class Limit(Exception):
-    """What the handler of a signal raises."""
+    """Error that the handler of a signal raises."""
 
 
 def enter(locks: LockClient) -> None:

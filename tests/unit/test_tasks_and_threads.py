@@ -1,5 +1,5 @@
 """
-What is promised to tasks and to threads: each scenario runs in both worlds.
+Promises to tasks and to threads: each scenario runs in both worlds.
 
 The last tests compare the two fronts: what one of them has, the other has too, and a scenario here asks for it.
 """
@@ -322,11 +322,11 @@ SHARES = {
     "permit": lambda locks: locks.semaphore("pool", permits=2),
     "reader": lambda locks: locks.rwlock("pool").reader,
 }
-"""What is passed over unless it is asked for by its name."""
+"""Shares, which are passed over unless they are asked for by their name."""
 
 
 def check_that_shares_are_passed_over(share, lock=None):
-    """What the code sees under *share*, and perhaps under *lock*."""
+    """Check what the code sees under *share*, and perhaps under *lock*."""
     assert (current_token("pool"), current_token("pool").holder) == (share.token, share.token.holder)
     assert dict(current_metadata("pool")) == {"fencing-token": share.headers()["Fencing-Token"]}
     if lock is not None:

@@ -42,7 +42,7 @@ def driver():
 
 
 def after_a_freeze(loop, seen, arrange):
-    """What is waiting when a process goes on: a ready callback, input, a due timer; each calls one thing more."""
+    """Leave what waits when a process goes on: a ready callback, input, a due timer; each calls one thing more."""
 
     def note(what):
         seen.append(what)
