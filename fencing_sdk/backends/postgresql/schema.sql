@@ -70,8 +70,9 @@ BEGIN
 END $fencing$;
 
 -- Delete the dead, give a token to each ticket that holds now, and ring for it unless its owner asks. The line is locked.
+-- It returns the last token.
 CREATE OR REPLACE FUNCTION :"schema".fencing_settle(p_name text, p_last bigint, p_owner text, p_hybrid boolean)
-RETURNS void LANGUAGE plpgsql AS $fencing$
+RETURNS bigint LANGUAGE plpgsql AS $fencing$
 DECLARE
     t record;
     v_first text;
@@ -111,6 +112,7 @@ BEGIN
         v_taken := v_taken || t.permit;
     END LOOP;
     IF v_last > p_last THEN UPDATE fencing_line SET last = v_last WHERE name = p_name; END IF;
+    RETURN v_last;
 END $fencing$;
 
 -- Where tickets stand, in the order asked for. An answer without a number: it is gone, 'ended' says why, and 'taken'
@@ -297,7 +299,7 @@ BEGIN
         SELECT last INTO v_last FROM fencing_line WHERE name = p_name AND last >= 0 FOR UPDATE SKIP LOCKED;
     END IF;
     IF NOT was AND p_after > 0 THEN
-        PERFORM fencing_settle(p_name, v_last, p_owner, p_hybrid);
+        v_last := fencing_settle(p_name, v_last, p_owner, p_hybrid);
         UPDATE fencing_ticket t SET owner = '-' || p_owner, longest = p_after,
                dies = clock_timestamp() + p_after * interval '1 microsecond'
          WHERE t.name = p_name AND t.owner = p_owner AND t.ended IS NULL AND t.dies > clock_timestamp()
@@ -312,7 +314,7 @@ BEGIN
          WHERE t.name = p_name AND t.owner = p_owner AND t.ended IS NULL AND t.dies > clock_timestamp();
         was := FOUND;
     END IF;
-    IF v_last IS NOT NULL THEN PERFORM fencing_settle(p_name, fencing_lock(p_name), p_owner, p_hybrid); END IF;
+    IF v_last IS NOT NULL THEN PERFORM fencing_settle(p_name, v_last, p_owner, p_hybrid); END IF;
     IF NOT was THEN
         was := EXISTS (SELECT FROM fencing_ticket t
                         WHERE t.name = p_name AND t.owner = '-' || p_owner AND t.dies > clock_timestamp()
@@ -328,11 +330,9 @@ CREATE OR REPLACE FUNCTION :"schema".fencing_pass_on(
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
-    v_last bigint := fencing_lock(p_name);
+    v_last bigint := fencing_settle(p_name, fencing_lock(p_name), NULL, p_hybrid);
     v_heir text := p_heir;
 BEGIN
-    PERFORM fencing_settle(p_name, v_last, NULL, p_hybrid);
-    SELECT l.last INTO v_last FROM fencing_line l WHERE l.name = p_name;
     UPDATE fencing_ticket t SET owner = p_heir, label = p_label, channel = p_channel, longest = p_micros,
            dies = clock_timestamp() + p_micros * interval '1 microsecond',
            token = CASE WHEN t.mode = 'reader' THEN t.token ELSE fencing_token(v_last, p_hybrid, clock_timestamp()) END
@@ -354,10 +354,10 @@ CREATE OR REPLACE FUNCTION :"schema".fencing_end(p_name text, p_token bigint, p_
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, :"schema", pg_temp SET lock_timeout = '250ms' AS $fencing$
 DECLARE
+    v_last bigint := fencing_settle(p_name, fencing_lock(p_name), NULL, p_hybrid);
     v_done boolean := false;
     v record;
 BEGIN
-    PERFORM fencing_settle(p_name, fencing_lock(p_name), NULL, p_hybrid);
     FOR v IN UPDATE fencing_ticket t SET ended = p_reason, dies = t.dies + interval '1 minute'
               WHERE t.name = p_name AND t.token = p_token AND t.ended IS NULL RETURNING t.owner, t.channel LOOP
         v_done := true;
@@ -365,7 +365,7 @@ BEGIN
             PERFORM pg_notify(v.channel, left(encode(sha256(convert_to(v.owner, 'UTF8')), 'hex'), 32) || ' !' || p_reason);
         END IF;
     END LOOP;
-    PERFORM fencing_settle(p_name, fencing_lock(p_name), NULL, p_hybrid);
+    PERFORM fencing_settle(p_name, v_last, NULL, p_hybrid);
     RETURN v_done;
 END $fencing$;
 
