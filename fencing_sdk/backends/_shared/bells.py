@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from functools import lru_cache, partial
 
 from fencing_sdk._values.claim import Claim, Gone, Place
 from fencing_sdk.abc import Bell, News
 from fencing_sdk.abc.line import Row
+
+_MOMENT = 0.25
+"""Seconds that a ticket holds before its client listens to its bell: most are given back sooner."""
 
 
 @lru_cache(maxsize=1024)  # to listen asks, and so does the draw
@@ -39,6 +44,17 @@ class Bells:
     def add(self, claim: Claim, bell: Bell) -> Callable[[], object]:
         """Ring *bell* for the ticket of *claim*, until the returned call is made."""
         return partial(self.drop, self.put(claim, bell))
+
+    def add_and_listen(self, claim: Claim, bell: Bell, listen: Callable[[], object]) -> Callable[[], object]:
+        """Do the same, and call *listen* in a moment, unless the returned call is made before."""
+        key = self.put(claim, bell)
+        timer = asyncio.get_running_loop().call_later(_MOMENT, listen, context=Context())
+
+        def stop() -> None:
+            timer.cancel()
+            self.drop(key)
+
+        return stop
 
     def put(self, claim: Claim, bell: Bell) -> str:
         """Ring *bell* for the ticket of *claim*, until the returned key is dropped."""

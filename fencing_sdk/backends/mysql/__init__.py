@@ -24,7 +24,6 @@ import asyncio
 import ssl
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from contextvars import Context
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -51,8 +50,6 @@ PAGE = 10_000
 """Names that one statement of a listing looks at: renewals wait for it."""
 _BATCH = 1000
 """Tickets that one transaction keeps."""
-_MOMENT = 0.25
-"""Seconds that a ticket holds before its client listens to its bell: most are given back sooner."""
 _ROW_PATIENCE = 0.2
 """Seconds for which a keep waits among the others that want a row, if the ttl is not short."""
 _END_PATIENCE = 0.5
@@ -313,14 +310,7 @@ class MysqlBackend(Uncopied):
 
     def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
         """See `fencing_sdk.abc.Backend.listen`."""
-        stop = self._bells.add(claim, bell)
-        timer = asyncio.get_running_loop().call_later(_MOMENT, self._listen, context=Context())
-
-        def stop_both() -> None:
-            timer.cancel()
-            stop()
-
-        return stop_both
+        return self._bells.add_and_listen(claim, bell, self._listen)
 
     @property
     def _client(self) -> str:

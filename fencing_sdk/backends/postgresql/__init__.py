@@ -18,12 +18,10 @@ come, first served, rung by NOTIFY. One connection for the requests, and one tha
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import Context
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -69,8 +67,6 @@ _RETENTION = 7 * 86400.0
 _CLOCK = BootClock()
 _BATCH = 1000
 """Tickets that one statement keeps."""
-_MOMENT = 0.25
-"""Seconds that a ticket holds before its client listens to its bell: most are given back sooner."""
 _MOST_MICROS = 2**53
 
 
@@ -254,14 +250,7 @@ class PostgresqlBackend(Uncopied):
 
     def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
         """See `fencing_sdk.abc.Backend.listen`."""
-        stop = self._bells.add(claim, bell)
-        timer = asyncio.get_running_loop().call_later(_MOMENT, self._listener.open, context=Context())
-
-        def stop_both() -> None:
-            timer.cancel()
-            stop()
-
-        return stop_both
+        return self._bells.add_and_listen(claim, bell, self._listener.open)
 
     async def aclose(self) -> None:
         """See `fencing_sdk.abc.Backend.aclose`."""
