@@ -10,7 +10,6 @@ part and never repeats it.
 
 A ``postgresql://`` URL is read as libpq has it, also with hosts, user and database in its query. asyncpg gets the
 parts, and reads only the options of the query itself. It takes what is missing from the environment variables of libpq.
-A backend and a guard compare identities to learn whether they use the same database.
 
 The constructor of a backend declares its options: names, types and defaults. The query of a URL has the same options as
 texts, so the constructor reads texts too, by the functions at the end. A text may be a password in the wrong place.

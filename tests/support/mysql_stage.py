@@ -1,4 +1,4 @@
-"""What scenarios on MySQL and MariaDB share: users, rows that someone else locks, and what clients leave behind."""
+"""Stage of the scenarios on MySQL and MariaDB: users, rows that someone else locks, and what clients leave behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mysql_server import MysqlServer
 from stays import PATIENCE, eventually, none_left
 
 NEEDED = "SELECT, INSERT, UPDATE, DELETE"
-"""What a user needs in a database that has the tables."""
+"""Rights that a user needs in a database that has the tables."""
 
 OTHERS = "db = DATABASE() AND id <> CONNECTION_ID() AND command <> 'Killed'"
 SESSIONS = f"SELECT id, info FROM information_schema.processlist WHERE {OTHERS}"
@@ -86,7 +86,7 @@ async def kill(server: MysqlServer, *numbers: int, what: str = "") -> None:
 
 
 async def line(server: MysqlServer, name: str = "a") -> int:
-    """How many wait for a lock."""
+    """Count those who wait for a lock."""
     if not await server.fetch("SHOW TABLES LIKE 'fencing_ticket'"):
         return 0
     waits = "token IS NULL AND dies > UNIX_TIMESTAMP(NOW(6)) * 1000000"

@@ -1,4 +1,4 @@
-"""What scenarios on PostgreSQL share: questions to the server about leases, lines and sessions."""
+"""Stage of the scenarios on PostgreSQL: questions to the server about leases, lines and sessions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDED = """
     GRANT USAGE ON SCHEMA fencing TO app;
     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencing TO app
 """
-"""What a role needs in a schema that another role has created."""
+"""Rights that a role needs in a schema that another role has created."""
 
 
 async def role(server: PostgresqlServer, setting: str = "", options: str = "") -> str:
@@ -56,7 +56,7 @@ async def terminate(server: PostgresqlServer, which: str = "true") -> int:
 
 
 async def line(server: PostgresqlServer, name: str = "a") -> int:
-    """How many wait for a lock."""
+    """Count those who wait for a lock."""
     return int(await server.value(LINE, name)) if await _known(server) else 0
 
 

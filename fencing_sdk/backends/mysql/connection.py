@@ -39,7 +39,7 @@ _CREATE_PATIENCE = 30.0
 
 SCHEMA = packed_text(__package__, "schema.sql")
 NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-"""When the statement began: not before the rows were locked, because a statement that waits for one reads no time."""
+"""Beginning of the statement: not before the rows were locked, because a statement that waits for one reads no time."""
 SECOND = 1_000_000
 """Microseconds, in which the server's tables count time."""
 _TABLES = {"fencing_line", "fencing_ticket", "fencing_bell"}

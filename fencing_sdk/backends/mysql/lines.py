@@ -35,9 +35,9 @@ Tokens: TypeAlias = Callable[[int], TokenSource]
 """From microseconds of the server's clock to a source of tokens."""
 
 FIRST = 8
-"""So many tickets of a line are read at once."""
+"""Tickets of a line that are read at once."""
 _FEW = 16
-"""So many names are named one by one."""
+"""Names that are named one by one, at most."""
 _SPARED = 0.25
 """Seconds for which a dead ticket counts as living because its row is locked."""
 _MOST_MICROS = 2**53

@@ -44,7 +44,7 @@ T = TypeVar("T")
 Rule = Callable[[Line, float], T]
 
 _MOST_NAMES = 1000
-"""So many names are kept for which calls have waited in vain, or which had more than one ticket."""
+"""Names that are kept, at most, for which calls have waited in vain, or which had more than one ticket."""
 _PARTS = 100
 """Names whose tickets one statement reads."""
 _CLOCK = BootClock()
@@ -68,7 +68,7 @@ class MysqlStore:
         self.dialer = dialer
         self.hybrid = hybrid
         self._given_up: dict[str, float] = {}
-        """When the last wait in vain for the row of a name began."""
+        """Beginning of the last wait in vain for the row of a name."""
         self.crowded: dict[str, None] = {}
         """Names whose lines had more than one ticket when they were last seen."""
         self.connection = RequestConnection(dialer.dial, _adapt)

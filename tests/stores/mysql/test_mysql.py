@@ -33,7 +33,7 @@ def own_mysql(request: pytest.FixtureRequest) -> Iterator[MysqlServer]:
 
 @pytest.fixture
 def empty(own_mysql: MysqlServer) -> MysqlServer:
-    """That server, with no tickets."""
+    """The same server, with no tickets."""
     for (table,) in own_mysql.ask("SHOW TABLES"):
         own_mysql.ask(f"DELETE FROM {table}")
     return own_mysql

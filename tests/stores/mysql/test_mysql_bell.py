@@ -36,7 +36,7 @@ def long_sleep(monkeypatch):
 
 
 async def kills(server: MysqlServer) -> int:
-    """How often a connection, or its statement, was ended so far."""
+    """Count how often a connection, or its statement, was ended so far."""
     ((_, number),) = await server.fetch("SHOW GLOBAL STATUS LIKE 'Com_kill'")
     return int(number)
 
@@ -237,7 +237,7 @@ async def questions(server: MysqlServer) -> int:
     return int(number)
 
 
-# Where nobody can ring, waiters try once a second.
+# Where no client can ring, waiters look once a second.
 
 
 async def test_users_that_may_not_see_each_other_serve_each_other(mysql_server):

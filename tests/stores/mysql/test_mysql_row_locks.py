@@ -1,5 +1,5 @@
 """
-What a history of calls, one after the other, cannot show: two clients want a row, or names that look alike.
+Stories that no history of calls, one after the other, can show: two clients want a row, or names look alike.
 
 A keep locks tickets and no name: the stories of a keep that is under way fail if a death is written without a lock, or
 if a rule writes a ticket back as it was read.
@@ -46,7 +46,7 @@ class Stage:
         return int(await self.server.value(f"SELECT {NOW}"))
 
     async def deadlocks(self) -> int:
-        """How many the server has resolved since its start."""
+        """Count those that the server has resolved since its start."""
         counted = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
         return int(await self.server.value(counted))
 
@@ -221,7 +221,7 @@ async def a_ticket_whose_row_is_locked_is_given_back_without_its_caller(stage: S
 
 
 async def a_row_that_is_locked_for_long_does_not_hide_one_that_is_busy(stage: Stage) -> None:
-    """What a keep waited for in vain it waits for last, the next time."""
+    """A row that a keep waited for in vain comes last, the next time."""
     held = [Claim(name, 900.0) for name in "abc"]
     kept = [(claim, (await stage.backend.draw(claim)).number) for claim in held]
     async with (

@@ -1,4 +1,4 @@
-"""What is deleted from the tables of MySQL and MariaDB, and when: tokens go on growing, and nobody waits for it."""
+"""The sweep of the tables of MySQL and MariaDB: tokens go on growing, and no call waits for it."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ LOCKED = ["fencing_line", "fencing_bell", "fencing_ticket"]
 
 @pytest.mark.parametrize("table", LOCKED)
 async def test_a_row_that_is_locked_does_not_hold_the_sweep_up(table, mysql_server, backend):
-    """It runs on the connection of the renewals."""
+    """A sweep runs on the connection of the renewals."""
     for number in range(3):
         await used(backend, f"old {number}")
         await mysql_server.execute(

@@ -25,7 +25,7 @@ from fencing_sdk.errors import BackendRefusedError
 
 
 def locks_of_this_process(path: str) -> int:
-    """How many locks the kernel knows that this process has on the database."""
+    """Count the locks that this process has on the database, as the kernel knows."""
     inode = str(Path(path).stat().st_ino)
     lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum(line[4] == str(os.getpid()) and line[5].endswith(f":{inode}") for line in lines)
