@@ -52,10 +52,9 @@ class MemoryLines:
     def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Place | Busy:
         """See `fencing_sdk.abc.Backend.draw`, as for the others."""
         line = self._line(claim.name)
-        try:
-            return line.draw(claim, self.clock.now(), only_if_it_holds=only_if_it_holds)
-        finally:
-            self._leave(claim.name, line, claim.owner)
+        place = line.draw(claim, self.clock.now(), only_if_it_holds=only_if_it_holds)
+        self._leave(claim.name, line, claim.owner)
+        return place
 
     def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone]:
         """See `draw`."""
