@@ -373,6 +373,7 @@ class Engine:
             self._closing = Closing(self._releases.unreleased)
             self._beating = None
             for ticket in self._heartbeat.forget_waiting():  # no task will give it back
+                ticket.close()
                 self._store_calls.undo(ticket.claim, [], _CALL_LIMIT)
         try:
             if drain is not None and not self._closing.begun and self._beating is not None:

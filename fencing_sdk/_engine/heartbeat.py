@@ -194,6 +194,7 @@ class Heartbeat:
     def __init__(
         self, backend: Backend, clock: Clock, store_calls: StoreCalls, observers: Observers, *, watch_stalls: bool
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._backend = backend
         self._clock = clock
         self._store_calls = store_calls
@@ -304,8 +305,10 @@ class Heartbeat:
             ticket.ask_again = True
 
     def rung(self, ticket: Ticket, news: News) -> None:
-        """Take a bell of *ticket*: see `fencing_sdk.abc.Bell`."""
+        """Take a bell of *ticket*: see `fencing_sdk.abc.Bell`. In a loop that is gone nothing hears it."""
         lease = ticket.lease
+        if self._loop.is_closed():
+            return
         if lease is None:
             if ticket.ring(news):
                 self.keep_soon(ticket)
@@ -325,7 +328,6 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat for ever. Ends only by cancellation or by its own failure, and then loses every lease."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 leases, tickets = self._take_due(self._clock.now())
@@ -340,11 +342,11 @@ class Heartbeat:
                 await self._sleep(self._schedule.next())
         except BaseException as error:
             self.failure = error
-            if not isinstance(error, asyncio.CancelledError) and not loop.is_closed():
+            if not isinstance(error, asyncio.CancelledError) and not self._loop.is_closed():
                 logger.critical("the heartbeat failed; every lease of this client is lost", exc_info=error)
             raise
         finally:
-            if not loop.is_closed():  # else this is the garbage collector: the leases end by their deadlines
+            if not self._loop.is_closed():  # else this is the garbage collector: the leases end by their deadlines
                 self.lose_all(LossReason.CLOSED)
             self.log.stop()
 

@@ -17,6 +17,7 @@ from virtual_time import in_virtual_time, now, settle
 
 from fencing_sdk import LeaseLostError, LockClient, LossReason, UsageError
 from fencing_sdk._values.loop_owner import ForkDetector, LoopOwner
+from fencing_sdk.abc import Gone, Place
 from fencing_sdk.backends.memory import MemoryBackend
 from fencing_sdk.events import Lost
 from fencing_sdk.testing import FaultyBackend
@@ -426,6 +427,34 @@ async def test_a_client_of_a_loop_that_is_gone_can_be_closed_and_opened_again(cl
         assert lease.held
     for task in kept[1:]:
         task._log_destroy_pending = False
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_bell_for_a_loop_that_is_gone_harms_no_other_and_is_taken_down_by_the_closing():
+    store = MemoryBackend()
+    client = LockClient(store)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> list[object]:
+        await client.__aenter__()
+        handle = await client.lock("a").acquire()
+        waiter = asyncio.create_task(client.lock("a").acquire())
+        await asyncio.sleep(0.01)
+        return [handle, waiter]
+
+    try:
+        handle, waiter = await asyncio.to_thread(loop.run_until_complete, begin())
+    finally:
+        loop.close()
+    assert len(store._bells) == 2
+    for bell in store._bells.values():
+        for news in (None, Place(34, None, 1), Place(34, None, 2), Gone("ended")):
+            bell(news)
+    await client.aclose()
+    assert handle.lost_reason is LossReason.CLOSED
+    assert not store._bells
+    assert await store.tickets(["a"]) == [[]]
+    waiter._log_destroy_pending = False
 
 
 # What one loop of one process has opened, neither another loop nor a forked child may use.
