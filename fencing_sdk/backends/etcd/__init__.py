@@ -657,11 +657,12 @@ class EtcdBackend(Uncopied):
             return
         if not own.own_watch and (not own.waits or own.claim.mode.shared):
             changed = partial(self._own_changed, own)
-            own.own_watch = self._watches.add(own.key, own.seen, changed, puts=own.waits)
+            own.own_watch = self._watches.add(own.key, own.seen, changed, puts=own.waits, at_once=own.waits)
         if own.waits and not own.rival_watch:
             (begin, end), rival = self._keys.line(own.claim.name), own.rival
             key, end_ = (begin, end) if rival is None else (rival.key, None)
-            own.rival_watch = self._watches.add(key, own.seen, partial(self._rival_changed, own), end=end_)
+            changed = partial(self._rival_changed, own)
+            own.rival_watch = self._watches.add(key, own.seen, changed, end=end_, at_once=True)
 
     def _own_changed(self, own: _Own, puts: Sequence[TicketKey]) -> None:
         if not puts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,17 +18,14 @@ from patience import until
 from stays import Stay, opened, staying
 
 from fencing_sdk import LockClient, LossReason
-from fencing_sdk._etcd import read_watch_answer
+from fencing_sdk._etcd import Json, StreamRequests, read_watch_answer
 from fencing_sdk._http.requests import UnreadableAnswerError
-from fencing_sdk.abc import READER, WRITER, Claim, News, Place
+from fencing_sdk.abc import LOCK, READER, WRITER, Claim, Mode, News, Permit, Place
 from fencing_sdk.backends import etcd as backend_module
 from fencing_sdk.backends.etcd import watches
 from fencing_sdk.backends.etcd.keys import TicketKey
 
 pytest_plugins = ["etcd_fixtures"]
-
-
-# Grants in etcd that end behind their holder's back: it is told at once, whatever became of the stream meanwhile.
 
 
 TTL = 3600.0
@@ -113,7 +111,7 @@ async def test_watches_come_and_go_with_their_locks_on_one_stream(etcd_server: E
     assert await asyncio.to_thread(etcd_server.calls, "Watch") == before + 1
 
 
-async def test_what_happened_while_the_stream_was_broken_is_told_when_it_is_back(
+async def test_what_happened_while_the_stream_was_broken_is_heard_when_it_is_back(
     etcd_server: EtcdCluster, etcd_proxy: FaultProxy
 ):
     url = f"etcd://127.0.0.1:{etcd_proxy.port}"
@@ -202,6 +200,64 @@ async def test_a_release_wakes_the_next_alone_and_after_compaction(etcd_server: 
         assert place.token == place.number
         await asyncio.sleep(0.2)
         assert bells[1:] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("held", "waits"),
+    [(LOCK, LOCK), (WRITER, READER), (READER, WRITER), (Permit(1), Permit(1))],
+    ids=lambda mode: mode.word,
+)
+async def test_a_release_before_the_watch_is_made_is_not_missed(
+    etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch, held: Mode, waits: Mode
+):
+    """It comes after the look that names the key ahead, and the watch after it and after other writes."""
+    async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as rival:
+        holder, waiter = Claim("a", TTL, mode=held), Claim("a", TTL, mode=waits)
+        await granted(rival, holder)
+        stream, asked, released = backend._gateway.stream, asyncio.Event(), asyncio.Event()
+
+        @asynccontextmanager
+        async def held_back(*request: Any) -> AsyncIterator[AsyncIterator[Json]]:
+            asked.set()
+            await released.wait()
+            async with stream(*request) as answers:
+                yield answers
+
+        monkeypatch.setattr(backend._gateway, "stream", held_back)
+        rung: list[News] = []
+        backend.listen(waiter, rung.append)
+        assert (await backend.draw(waiter)).token is None
+        await asked.wait()
+        await rival.give_back(holder)
+        for _ in range(3):
+            await etcd_server.command("kv/put", {"key": "eA==", "value": "eA=="})
+        assert rung == []
+        released.set()
+        await until(lambda: rung, what="the waiter is rung, although no keep looks")
+        assert isinstance(rung[-1], Place)
+        assert rung[-1].token is not None
+
+
+async def test_a_waiter_asks_for_what_is_not_written_yet_so_that_etcd_reports_it_as_it_comes():
+    """After a stream without answers, it asks from what it has seen: etcd 3.5 then answers requests for progress."""
+    async with backend_on("etcd://one") as backend:
+        sent: list[list[tuple[int, int]]] = []
+
+        async def no_answers() -> AsyncIterator[Json]:
+            for answer in ():
+                yield answer
+
+        @asynccontextmanager
+        async def recorded(_operation: str, _path: str, requests: StreamRequests) -> AsyncIterator[AsyncIterator[Json]]:
+            bodies = [json.loads(line)["create_request"] for line in (await anext(requests)).splitlines()]
+            sent.append([(body["watch_id"], int(body["start_revision"])) for body in bodies])
+            yield no_answers()
+
+        backend._gateway.stream = recorded  # type: ignore[method-assign,assignment]
+        backend._watches.add(KEY, 7, lambda _: None, at_once=True)
+        backend._watches.add(KEY, 9, lambda _: None)
+        await until(lambda: len(sent) >= 3, what="the third stream")
+        assert sent[:3] == [[(1, 8), (2, 9)], [(1, 7), (2, 9)], [(1, 7), (2, 9)]]
 
 
 async def test_readers_that_are_let_in_together_look_no_more(etcd_server: EtcdCluster):
