@@ -73,7 +73,7 @@ from fencing_sdk.backends.etcd.keys import (
     stays_as,
 )
 from fencing_sdk.backends.etcd.leases import BACKEND, BATCH, SharedLease, SharedLeases
-from fencing_sdk.backends.etcd.line import LOOK_AFTER, EtcdLines, Look, View
+from fencing_sdk.backends.etcd.line import LOOK_AFTER, EtcdLines, TicketView, View
 from fencing_sdk.backends.etcd.watches import Watches
 from fencing_sdk.errors import BackendError, BackendUnavailableError, ConfigurationError
 
@@ -378,7 +378,7 @@ class EtcdBackend(Uncopied):
                     return place
         raise BackendUnavailableError(BACKEND, operation, "a ticket changes whenever it is looked at")
 
-    def _gone(self, key: bytes, known: _Own | None, look: Look) -> Gone:
+    def _gone(self, key: bytes, known: _Own | None, look: TicketView) -> Gone:
         if known is not None:
             self._forget(known)
         if look.reason is not None:
@@ -404,7 +404,7 @@ class EtcdBackend(Uncopied):
         key = self._keys.own(claim)
         for _ in range(_TRIES):
             look = await self._lines.delete(claim, lease, created)
-            if not isinstance(look, Look):
+            if not isinstance(look, TicketView):
                 if look:
                     await self._settle("release", claim.name)
                 return None

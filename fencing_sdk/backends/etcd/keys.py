@@ -120,7 +120,7 @@ class TicketKey(Entry):
     mode: Mode
     label: str | None
     token: int | None
-    """Of a reader that holds."""
+    """The token of a reader that holds; None of every other ticket."""
     permit: int | None
     stays: str | None
 
@@ -176,7 +176,7 @@ class Stand(NamedTuple):
     """None: it waits."""
     permit: int | None = None
     unwritten: bool = False
-    """It holds, and its token or its number has to be written."""
+    """True if it holds, and its token or its number has to be written."""
 
     @property
     def value(self) -> bytes:

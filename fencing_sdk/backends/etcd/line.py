@@ -63,8 +63,8 @@ class View(NamedTuple):
         return next((at for at, stand in enumerate(self.stands) if stand.key.key == key), None)
 
 
-class Look(NamedTuple):
-    """Keys that were found for one ticket."""
+class TicketView(NamedTuple):
+    """View of a line for one ticket, with what an operator has left for its owner."""
 
     view: View
     reason: str | None
@@ -177,7 +177,7 @@ class EtcdLines:
         fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end)["request_range"], hedged=True)
         return View(settled(_in_line(entries(fields, TicketKey))), _revision(fields))
 
-    async def look(self, operation: str, claim: Claim, created: int) -> Look:
+    async def look(self, operation: str, claim: Claim, created: int) -> TicketView:
         """Look how the claim's ticket stands: that of number *created*, or 0 for whichever there is."""
         key, (begin, end) = self._keys.own(claim), self._keys.line(claim.name)
         parts = [ranged(begin, end=end)]
@@ -187,7 +187,7 @@ class EtcdLines:
         fields, _ = await self.ask(operation, TXN, body, hedged=True)
         *found, note = responses(fields, len(parts) + 1)
         line = {each.key: each for part in found for each in entries(part, TicketKey)}
-        return Look(View(settled(_in_line(line.values())), _revision(fields)), _reason_in(note))
+        return TicketView(View(settled(_in_line(line.values())), _revision(fields)), _reason_in(note))
 
     async def look_at(self, operation: str, names: Sequence[str]) -> list[list[TicketKey]]:
         """Read the lines of some names, without what another program has written there."""
@@ -228,7 +228,7 @@ class EtcdLines:
 
     # Out of the line
 
-    async def delete(self, claim: Claim, lease: int, created: int) -> bool | Look:
+    async def delete(self, claim: Claim, lease: int, created: int) -> bool | TicketView:
         """
         Delete the claim's key if it is on this *lease*; else look.
 
@@ -253,7 +253,7 @@ class EtcdLines:
             return late or any(each.mode.shared for each in _readable(three))
         line = {each.key: each for part in (two, one) for each in _readable(part)}
         view = View(settled(_in_line(line.values())), _revision(fields), earlier_unknown)
-        return Look(view, _reason_in(three))
+        return TicketView(view, _reason_in(three))
 
     async def move(self, operation: str, own: TicketKey, lease: int, value: bytes | None = None) -> bool:
         """Move a ticket to another lease; False: it has gone. With a *value* it must be unchanged."""
@@ -291,7 +291,7 @@ def _readable(fields: Json) -> list[TicketKey]:
 
 
 def _behind(mode: Mode, line: Sequence[TicketKey]) -> tuple[int | None, int | None]:
-    """What is written of a ticket of this *mode* that holds behind these: a reader's token, and a permit's number."""
+    """Return the token of a reader, and the number of a permit, that are written if it holds behind these."""
     token = (line[-1].token if line else 0) if mode == READER else None
     taken = {each.permit for each in line}
     return token, next(free for free in range(mode.of) if free not in taken) if isinstance(mode, Permit) else None

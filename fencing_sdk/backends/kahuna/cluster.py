@@ -80,7 +80,7 @@ class AnswerType(IntEnum):
 _TYPES = {type_.value: type_ for type_ in AnswerType}
 
 VALUE_SET, VALUE_GOT, NO_VALUE = AnswerType.LOCKED, AnswerType.UNLOCKED, AnswerType.INVALID_OWNER
-"""What the same numbers mean in answers about values."""
+"""Meaning of the same numbers in answers about values."""
 _SET, _LATEST = 1, -1
 
 

@@ -58,7 +58,7 @@ class KnownTickets:
         known.unanswered, known.ends = 0, max(known.ends, sent_at + ttl)
 
     def park(self, owner: str, ends: float) -> None:
-        """The ticket goes on to stand there until *ends*, and is not kept any more."""
+        """Note that the ticket stays until *ends*, and is not kept any more."""
         known = self._enter(owner)
         known.parked, known.ends = True, ends
 
