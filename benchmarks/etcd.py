@@ -157,7 +157,7 @@ async def _take(backend: EtcdBackend, claims: Sequence[Claim]) -> None:
 
 
 async def notices(server: EtcdCluster) -> list[Row]:
-    """What it costs to watch what is held, and how soon a holder hears that its key was deleted."""
+    """Costs of a watch on what is held, and the time until a holder hears that its key was deleted."""
     backend = from_url(server.url)
     heard: dict[str, float] = {}
     claims = [Claim(f"held/{number}", 3600.0) for number in range(LEASES)]

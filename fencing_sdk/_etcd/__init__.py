@@ -288,11 +288,10 @@ class StreamRequests:
         self.idle = False
         """True if the latest request was for progress."""
 
-    def send(self, bodies: Iterable[Json]) -> bool:
-        """Send *bodies* after all earlier ones; return whether there are any."""
+    def send(self, bodies: Iterable[Json]) -> None:
+        """Send *bodies* after all earlier ones."""
         if lines := b"".join(to_json(body) + b"\n" for body in bodies):
             self._unsent.put_nowait(lines)
-        return bool(lines)
 
     def __aiter__(self) -> Self:
         return self
@@ -321,13 +320,6 @@ async def _stream_answers(response: aiohttp.ClientResponse) -> AsyncIterator[Jso
         yield read_answer(line, response.status)
 
 
-class KeyDeletion(NamedTuple):
-    """The deletion of one key, also by the end of its lease."""
-
-    key: bytes
-    revision: int
-
-
 class WatchAnswer(NamedTuple, Generic[E]):
     """One answer."""
 
@@ -335,7 +327,8 @@ class WatchAnswer(NamedTuple, Generic[E]):
     """The watch of the stream that the answer is about; 0 if this client gave it no id."""
     cancelled: bool
     """True if etcd has ended the watch."""
-    deletions: list[KeyDeletion]
+    deletions: list[int]
+    """The revisions at which keys were deleted, also by the end of their leases."""
     puts: list[E]
 
 
@@ -350,7 +343,7 @@ def read_watch_answer(fields: Json, kind: type[E]) -> WatchAnswer[E]:
     if not isinstance(cancelled, bool) or not isinstance(events, list):
         msg = "the answer is not one of a watch"
         raise UnreadableAnswerError(msg)
-    deletions: list[KeyDeletion] = []
+    deletions: list[int] = []
     puts: list[E] = []
     for event in events:
         kv = event.get("kv") if isinstance(event, dict) else None
@@ -358,18 +351,18 @@ def read_watch_answer(fields: Json, kind: type[E]) -> WatchAnswer[E]:
             msg = "the answer has an event that is neither a put nor a deletion"
             raise UnreadableAnswerError(msg)
         if event.get("type") == "DELETE":
-            deletions.append(_deletion(kv))
+            deletions.append(_deleted_at(kv))
         else:
             puts.append(kind.read(kv))
     return WatchAnswer(number(fields, "watch_id"), cancelled, deletions, puts)
 
 
-def _deletion(kv: Json) -> KeyDeletion:
-    read = KeyDeletion(decoded(kv.get("key")), number(kv, "mod_revision"))
-    if not read.key or read.revision <= 0:
+def _deleted_at(kv: Json) -> int:
+    revision = number(kv, "mod_revision")
+    if not decoded(kv.get("key")) or revision <= 0:
         msg = "the answer has a deletion without its key or its revision"
         raise UnreadableAnswerError(msg)
-    return read
+    return revision
 
 
 TXN = "/v3/kv/txn"
@@ -533,13 +526,11 @@ class Gateway:
         return outcomes
 
     @asynccontextmanager
-    async def stream(
-        self, operation: str, path: str, body: Json | StreamRequests
-    ) -> AsyncIterator[AsyncIterator[Json]]:
+    async def stream(self, operation: str, path: str, body: StreamRequests) -> AsyncIterator[AsyncIterator[Json]]:
         """
         Open a stream of answers at one member. It ends when the member stops or loses its leader.
 
-        With `StreamRequests` as *body*, more requests can follow; the stream opens with the answer to the first.
+        The stream opens with the answer to the first request of *body*; more can follow.
 
         Raises:
             BackendUnavailableError, BackendRefusedError: as `call`, also while the answers are read.
@@ -547,12 +538,10 @@ class Gateway:
         endpoint = self._endpoints.in_turn()[0]
         try:
             token = None if self._login is None else await self._token(self._login, endpoint)
-            headers = {"Grpc-Metadata-hasleader": "true"} | ({} if token is None else {"Authorization": token})
-            data: StreamRequests | bytes = body if isinstance(body, StreamRequests) else to_json(body)
-            if isinstance(body, StreamRequests):
-                headers |= body.HEADERS
+            login = {} if token is None else {"Authorization": token}
+            headers = {"Grpc-Metadata-hasleader": "true", **body.HEADERS, **login}
             session = await self._streams.session()
-            async with session.post(endpoint.urls[path], data=data, headers=headers, allow_redirects=False) as response:
+            async with session.post(endpoint.urls[path], data=body, headers=headers, allow_redirects=False) as response:
                 yield _stream_answers(response)
         except RequestFailedError as failure:
             if self._login is not None and failure.code in {UNAUTHENTICATED, INVALID}:

@@ -151,7 +151,7 @@ EVENTS = st.fixed_dictionaries(
         | JSON,
     },
 )
-TOLD = st.fixed_dictionaries(
+WATCHED = st.fixed_dictionaries(
     {"watch_id": st.just("1")},
     optional={
         "events": st.lists(EVENTS | JSON, max_size=3) | JSON,
@@ -161,7 +161,7 @@ TOLD = st.fixed_dictionaries(
 
 
 @checked(300)
-@given(fields=TOLD | FIELDS)
+@given(fields=WATCHED | FIELDS)
 @example(fields={"watch_id": "1", "events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}]})
 @example(fields={"watch_id": "1", "events": [{"type": "DELETE", "kv": {"key": OWN, "mod_revision": "5"}}, 5]})
 @example(fields={"watch_id": "1", "events": [{"type": [], "kv": {"key": OWN}}]})

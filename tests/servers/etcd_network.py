@@ -22,7 +22,7 @@ from local_ports import HOST
 
 class PeerNetwork:
     """
-    Passes on what members say to each other, until it is told not to.
+    Passes on what members say to each other, until it is asked not to.
 
     As in TCP, what is held back arrives late, when the network heals, unless either end has given up. It runs in a
     thread of its own, so the loop of a test may wait for a member, and it outlives that loop.

@@ -132,7 +132,7 @@ class Watches(Generic[E]):
         if answer.cancelled:
             del self._wanted[answer.watch_id]
             change([])
-        elif any(deletion.revision > seen for deletion in answer.deletions):
+        elif any(revision > seen for revision in answer.deletions):
             change([])
         elif puts:
             change(puts)

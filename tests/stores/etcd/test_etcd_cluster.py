@@ -234,7 +234,7 @@ async def test_what_a_stale_holder_writes_at_the_cut_off_member_never_counts(
             await old.execute("a", token, put("data/a", "later"))
 
 
-# What etcd refuses, and how it is told: credentials, permissions, certificates, space.
+# Refusals of etcd, and their errors: credentials, permissions, certificates, space.
 
 
 PASSWORD = "hunter2@/:,"

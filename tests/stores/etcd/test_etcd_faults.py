@@ -1,4 +1,4 @@
-"""What goes wrong between a client and one etcd, and what the backend decides without a server."""
+"""Faults between a client and one etcd, and what the backend decides without a server."""
 
 from __future__ import annotations
 

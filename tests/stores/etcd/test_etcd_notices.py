@@ -210,7 +210,7 @@ async def test_a_release_wakes_the_next_alone_and_after_compaction(etcd_server: 
 async def test_a_release_before_the_watch_is_made_is_not_missed(
     etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch, held: Mode, waits: Mode
 ):
-    """It comes after the look that names the key ahead, and the watch after it and after other writes."""
+    """The release comes after the look that names the key ahead, and the watch after it and after other writes."""
     async with backend_on(etcd_server.url) as backend, backend_on(etcd_server.url) as rival:
         holder, waiter = Claim("a", TTL, mode=held), Claim("a", TTL, mode=waits)
         await granted(rival, holder)
