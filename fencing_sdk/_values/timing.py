@@ -175,7 +175,7 @@ class Timing:
     def validity(self, ttl: float) -> float:
         """Return the seconds that a ticket which lives for *ttl* may be used, counted from before its request."""
         shorter = ttl < self.ttl and BUFFER not in self.given
-        return ttl * (1 - DRIFT) - (ttl / 5 if shorter else self.safety_buffer)
+        return ttl * (1 - DRIFT) - (_buffer_for(ttl) if shorter else self.safety_buffer)
 
     def deadline(self, sent_at: float) -> float:
         """The local moment the lease ends when the request left at *sent_at*."""
@@ -212,11 +212,16 @@ def _build(
     return timing
 
 
+def _buffer_for(ttl: float) -> float:
+    """Return the safety buffer of a lease for which the user has set none."""
+    return ttl / 5
+
+
 def _filled(ttl: float, buffer: float | None, interval: float | None, *, max_hold: float | None) -> Timing:
     """Fill in what is None with the default for *ttl*. Whether the numbers fit together is not checked."""
     timing = Timing(
         ttl=ttl,
-        safety_buffer=ttl / 5 if buffer is None else buffer,
+        safety_buffer=_buffer_for(ttl) if buffer is None else buffer,
         heartbeat_interval=math.inf if interval is None else interval,
         max_hold=max_hold,
         given=frozenset(name for name, number in ((BUFFER, buffer), (INTERVAL, interval)) if number is not None),
