@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pytest
+from event_log import Log
 from inside import LoopClock, memory_on, on_clock
 from virtual_time import block, in_virtual_time, settle
 
@@ -26,18 +27,15 @@ from fencing_sdk import (
     UsageError,
 )
 from fencing_sdk.backends.memory import MemoryBackend
-from fencing_sdk.events import Event, NotAcquired, NotAcquiredReason, Released
+from fencing_sdk.events import NotAcquired, NotAcquiredReason, Released
 from fencing_sdk.guards.memory import MemoryGuard
 from fencing_sdk.testing import FaultyBackend
 
 TTL = 10.0
 
 
-class Heard:
-    """Events that an observer heard."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
+class Heard(Log):
+    """Events that an observer heard, by their acquisitions."""
 
     def kinds(self, *, but: str = "") -> list[list[str]]:
         """The kinds of the events of each acquisition, in the order in which the acquisitions began."""
@@ -48,10 +46,10 @@ class Heard:
         return list(by_holder.values())
 
     def released(self) -> list[bool]:
-        return [event.confirmed for event in self.events if isinstance(event, Released)]
+        return [event.confirmed for event in self.of(Released)]
 
     def ends(self) -> list[tuple[NotAcquiredReason, float, int]]:
-        return [(e.reason, round(e.waited, 6), e.unanswered) for e in self.events if isinstance(e, NotAcquired)]
+        return [(end.reason, round(end.waited, 6), end.unanswered) for end in self.of(NotAcquired)]
 
 
 class Store(FaultyBackend):
@@ -75,7 +73,7 @@ class Store(FaultyBackend):
 @contextlib.asynccontextmanager
 async def opened(store: Store) -> AsyncIterator[tuple[LockClient, Heard]]:
     heard = Heard()
-    async with on_clock(LockClient(store, observers=[heard.events.append]), LoopClock()) as locks:
+    async with on_clock(LockClient(store, observers=[heard]), LoopClock()) as locks:
         yield locks, heard
         store.heal()
 
@@ -277,7 +275,7 @@ async def test_a_lease_whose_fence_is_refused_ends_too():
 
 def test_a_client_that_is_left_open_by_its_loop_ends_its_leases_in_the_next_one():
     heard = Heard()
-    locks = LockClient(MemoryBackend(), observers=[heard.events.append])
+    locks = LockClient(MemoryBackend(), observers=[heard])
 
     async def leave_open() -> Lease:
         await locks.__aenter__()
