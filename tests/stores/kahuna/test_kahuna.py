@@ -155,6 +155,7 @@ class TestKahunaThroughFaults(TestKahuna):
     test_a_give_back_again = None
     test_a_give_back_after_the_death = None
     test_a_give_back_of_nothing = None
+    test_a_block_whose_ticket_has_gone_ends_with_the_loss = None
     test_an_end_has_a_reason = None
     test_no_two_names_are_one = None
     test_processes_count_exactly = None
