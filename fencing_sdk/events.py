@@ -73,11 +73,11 @@ class Acquired(_ClientEvent):
     """Seconds since the acquisition began."""
     deadline: float
     mode: str = "lock"
-    """How it is held: ``lock``, ``permit``, ``reader`` or ``writer``."""
+    """Mode in which it is held: ``lock``, ``permit``, ``reader`` or ``writer``."""
     permit: int | None = None
     """The number of the permit, where it is one."""
     permits: int | None = None
-    """How many of them the holder believes that there are."""
+    """Number of permits, as the holder believes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

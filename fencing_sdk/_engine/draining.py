@@ -40,7 +40,7 @@ class Interruptible(Protocol):
 
 
 class _Caller(NamedTuple):
-    """Who waits for the end of a drain: a task, or the thread that waits for that task."""
+    """Waiter for the end of a drain: a task, or the thread that waits for that task."""
 
     task: asyncio.Task[object] | None
     thread: WaitingThread | None

@@ -1,5 +1,5 @@
 """
-How certificates are checked. No option switches the check off, and a mistyped option is an error.
+Checks of certificates. No option switches the check off, and a mistyped option is an error.
 
 Certificates are replaced while clients run, so each new connection reads the files again. If they do not fit together
 at that moment, connecting fails and is tried again like any other failure.

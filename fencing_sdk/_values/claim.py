@@ -326,7 +326,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as `LockClient.inspect` and `LockClient.all_holders` show it."""
+    """Holder of a lock, as `LockClient.inspect` and `LockClient.all_holders` show it."""
 
     name: str
     token: int
@@ -346,7 +346,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who waits for a lock, as `LockClient.waiters` shows it."""
+    """Waiter for a lock, as `LockClient.waiters` shows it."""
 
     id: str
     """The public digest of its owner id: the ``holder`` of the grant that it will get."""

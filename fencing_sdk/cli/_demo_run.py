@@ -178,7 +178,7 @@ class DemoRun:
         self._wait(lambda: self._workers[actor].poll() is not None, f"the end of {actor}")
 
     def count(self, actor: str, *kinds: str) -> int:
-        """How many events of these *kinds* are recorded for *actor*."""
+        """Number of events of these *kinds* that are recorded for *actor*."""
         return sum(line["kind"] in kinds and line.get("lane", line.get("actor")) == actor for line in self.lines)
 
     def freeze(self, actor: str) -> None:

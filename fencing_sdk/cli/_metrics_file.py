@@ -31,7 +31,7 @@ _PATIENCE = 3.0
 
 @unique
 class Result(StrEnum):
-    """How a run ended."""
+    """End of a run."""
 
     SUCCESS = "success"
     FAILURE = "failure"

@@ -1,4 +1,4 @@
-"""How commands end, and where they write: to streams that may be closed or full or take ASCII alone, and to files."""
+"""Ends of commands, and what they write to: to streams that may be closed or full or take ASCII alone, and to files."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class CommandRun:
     """Seconds from the grant for which the lock stays taken, although the command has ended."""
     at_least_on: AtLeastOn = "success"
     permits: int | None = None
-    """How many may hold the lock together, each with a number of its own."""
+    """Number of those who may hold the lock together, each with a number of its own."""
     shared: bool = False
     """True if the lock is held together with all who share it."""
     exclusive: bool = False
@@ -213,7 +213,7 @@ class Supervision:
         self.code = 0
         """The exit code, once the command has ended or a signal came before it was started."""
         self.fate = "nothing was run"
-        """How the loss of the lease ended the command; empty where it goes on without a lease."""
+        """End of the command by the loss of the lease; empty where it goes on without a lease."""
         self._waiting = anyio.CancelScope()
         self._receive: Callable[[int], None] = self._interrupt
 

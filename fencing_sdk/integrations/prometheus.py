@@ -22,7 +22,7 @@ __all__ = ["PrometheusMetrics"]
 
 _LABELS = ["lock", "recipe"]
 _Mode = Literal["livesum", "max"]
-"""How the numbers of several processes become one: the sum over those that live, or the largest of all."""
+"""Rule that makes one number of those of several processes: the sum over those that live, or the largest of all."""
 
 
 class PrometheusMetrics(MetricsObserver):

@@ -70,7 +70,7 @@ class ElectionStanding(StrEnum):
     """The store has not answered for a ttl; this process goes on asking."""
 
     LEADING = "leading"
-    """This process leads. The clock was looked at now."""
+    """The lead is here. The clock was looked at now."""
 
     ENDING = "ending"
     """The term is over, and its body has not ended yet."""

@@ -417,7 +417,7 @@ class VirtualTask(asyncio.Task[T]):
 TURN = 50e-6
 """Seconds that one turn of an event loop takes: without them code that spins would stop time."""
 _CANCELLATIONS = 3
-"""How often to cancel what is left at the end."""
+"""Number of times to cancel what is left at the end."""
 _LAST_SECONDS = 10.0
 """Seconds to clean up after each time."""
 

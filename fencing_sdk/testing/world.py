@@ -189,7 +189,7 @@ class WorldClient:
         self._kernel = kernel
         self._process = process
         self.link: Link = kernel.network.connect(process)
-        """Its way to the lock service and to the stores."""
+        """Way to the lock service and to the stores."""
         self.events: list[Event] = []
         """The events that its `LockClient` reported to its observers."""
         observers = [self.events.append, _historian(kernel.timeline, process.name)]
@@ -205,12 +205,12 @@ class WorldClient:
 
     @property
     def name(self) -> str:
-        """How histories and errors call it."""
+        """Name in histories and errors."""
         return self._process.name
 
     @property
     def clock(self) -> ProcessClock:
-        """Its monotonic clock."""
+        """Monotonic clock of the process."""
         return self._process.clock
 
     @property

@@ -19,7 +19,7 @@ class _Known:
     ends: float = _NEVER
     """Until when the ticket lives at least; `_NEVER`: it was not seen to hold."""
     parked: bool = False
-    """It was given back, and only stands there until it ends."""
+    """True if it was given back, and only stands there until it ends."""
 
 
 class KnownTickets:

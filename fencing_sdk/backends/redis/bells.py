@@ -46,7 +46,7 @@ class _Name:
     def __init__(self) -> None:
         self.owners: dict[str, None] = {}
         self.channel = ""
-        """Its own channel, on a cluster."""
+        """Channel of its own, on a cluster."""
         self.look_at = 0.0
         """When its bells may ring again because the line has changed, by the clock of the loop."""
         self.timer: asyncio.TimerHandle | None = None

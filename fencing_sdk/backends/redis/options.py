@@ -46,7 +46,7 @@ _FEWEST, _MOST = 3, 7
 """Nodes of a quorum."""
 
 Schemes: TypeAlias = Mapping[str, tuple[type[AbstractConnection], tuple[str, ...]]]
-"""How servers are reached, and the beginnings of the driver's options that a scheme refuses."""
+"""Ways to the servers, and the beginnings of the driver's options that a scheme refuses."""
 
 _PLAIN, _TLS = ("ssl_", "sentinel_"), ("sentinel_",)
 _SCHEMES: Schemes = {

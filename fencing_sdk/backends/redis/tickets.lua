@@ -16,7 +16,7 @@ local saved = redis.pcall('GETEX', KEYS[1])
 if type(saved) == 'table' then return saved end
 local S, hybrid, time = KEYS[1], ARGV[1] == 'hybrid', redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local NOBODY = '000000000000000000000000\0'
+local NO_OWNER = '000000000000000000000000\0'
 local function store(text, ms)
   if hybrid then
     redis.call('SET', S, text, 'PX', math.max(604800000, ms)) -- a week
@@ -26,7 +26,7 @@ local function store(text, ms)
 end
 
 -- [draw alone]
--- Where nobody holds and nobody waits, nothing is unpacked, and no function is defined.
+-- Where no ticket is in the line, nothing is unpacked, and no function is defined.
 --   ARGV  2 owner, 3 ms, 4 mode, 5 width, 6 label, 7 '1' if only if it holds, 8 bell: see ring
 local owner, ttl, kind, last, drawn = ARGV[2], tonumber(ARGV[3]), ARGV[4], nil, nil
 local ticks = hybrid and time[1] * 100000 + math.floor(time[2] / 10) or 0
@@ -48,7 +48,7 @@ local owner, ttl = ARGV[2], tonumber(ARGV[3])
 local start = 25 + #owner
 if ttl == 0 and saved and string.sub(saved, 25, start + 1) == owner .. '\0A'
    and string.sub(saved, 1, 8) > struct.pack('>I8', now) then
-  store(NOBODY .. 'I' .. string.sub(saved, start + 2, start + 17), 0)
+  store(NO_OWNER .. 'I' .. string.sub(saved, start + 2, start + 17), 0)
   return {1}
 end
 
@@ -58,7 +58,7 @@ local OWNER, DIES, LONGEST, SINCE, TOKEN, PERMIT, KIND, WIDTH, LABEL, BELL, NUMB
 
 -- The line: last token, 1 if anyone waits, how many were drawn, {owner, until, reason} of those who were ended, the row of
 -- the one who holds alone, mode of those who hold together, their token, taken permits, longest ttl.
---   I  nobody is in it: last token, drawn
+--   I  it is empty: last token, drawn
 --   A  one holds alone, by the last token: last token, drawn, since, letter of its mode, bell, NUL, label
 --   L  anything: packed
 local function line_in(saved)
@@ -89,7 +89,7 @@ local line = {0, 0, now, {}, false, false, 0, '', 0}
 if saved then line = line_in(saved) end
 if not line then return redis.error_reply('WRONGTYPE this is not a line') end
 local function save()
-  local row, text = line[ALONE], NOBODY
+  local row, text = line[ALONE], NO_OWNER
   local single = line[WAITS] == 0 and not line[TOGETHER] and #line[ENDED] == 0
   if row then text = struct.pack('>I8I8I8', row[DIES], row[LONGEST], row[NUMBER]) .. row[OWNER] .. '\0' end
   if not single or row and row[TOKEN] ~= line[LAST] then
@@ -311,7 +311,7 @@ local function keep(of, ttl, number)
   return place(row)
 end
 
--- Give the place of one that holds to another owner, or to the same under a name that nobody keeps.
+-- Give the place of one that holds to another owner, or to the same under a name that no keep reaches.
 local function rename(row, of, ttl, bell)
   if not line[ALONE] then
     redis.call('ZREM', E, row[OWNER])

@@ -185,7 +185,7 @@ _LEAST_FIRST_TIMEOUT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSettings:
-    """How to reach the servers. Nothing of it is shown: it holds passwords."""
+    """Options of the connections. Nothing of it is shown: it holds passwords."""
 
     hosts: Sequence[tuple[str, int]]
     root: str

@@ -71,7 +71,7 @@ _SWEEP_ABOVE = 64
 _ENDED = "the ticket ended before its answer was read"
 
 Answers = dict[int, Place | Gone]
-"""Of a keep, by the position of the ticket in the call."""
+"""Answers of a keep, by the position of the ticket in the call."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +85,7 @@ class OwnTicket:
     watched_on: int = 0
     """The connection of the session on which the node is watched; 0: it is not."""
     events: int = 0
-    """How often something was heard of the node: an answer that was asked for before says nothing."""
+    """Number of times that something was heard of the node: an answer that was asked for before says nothing."""
 
     @property
     def holds(self) -> bool:

@@ -68,7 +68,7 @@ class LineNode:
     mark: str
     session: int
     number: int
-    """Its place in the line. In a name that ZooKeeper made, from `_LAST_NUMBER` on and below 0, it is not that."""
+    """Place in the line. In a name that ZooKeeper made, from `_LAST_NUMBER` on and below 0, it is not that."""
     mode: Mode
 
     @property

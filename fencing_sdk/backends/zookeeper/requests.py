@@ -78,7 +78,7 @@ class Look(NamedTuple):
     record: Record | None = NOTHING
     """None: the folder has data, which was not read."""
     version: int = -1
-    """Of the folder's data."""
+    """Version of the folder's data."""
 
     def of(self, *marks: str) -> LineNode | None:
         """The first node with one of these marks."""

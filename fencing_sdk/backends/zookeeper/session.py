@@ -95,7 +95,7 @@ class ZooKeeperSession:
         self._alarm: asyncio.TimerHandle | None = None
         self.connected = False
         self.connections = 0
-        """How often it was connected: a watch ends with its connection."""
+        """Number of its connections: a watch ends with its connection."""
         self.error: Exception | None = None
         """Why the session has ended, if it has."""
         self.timeout = 0.0

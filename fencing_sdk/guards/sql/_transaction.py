@@ -54,7 +54,7 @@ class Transaction:
     is_awaited: bool
     """False if `fetch` never waits."""
     placeholder: str
-    """How a statement writes its first parameter: $1, %s or ?."""
+    """First parameter, as a statement writes it: $1, %s or ?."""
     begins: bool
     """True if the driver begins a transaction by itself, with the first statement."""
     is_open: Callable[[], bool]

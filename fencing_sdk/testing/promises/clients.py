@@ -31,7 +31,7 @@ _CALLS: dict[str, Callable[[Backend, Claim], Awaitable[object]]] = {
     "release": lambda backend, claim: backend.give_back(claim),
     "inspect": lambda backend, claim: backend.tickets([claim.name]),
 }
-"""By the operation that an error names."""
+"""Calls by the operation that an error names."""
 
 
 class AbandonmentPromises(BackendUnderTest):

@@ -49,7 +49,7 @@ OLDEST = (6, 2)
 REPLICA = {b"slave", b"replica"}
 """Roles of a server that grants no locks, in its reply to HELLO."""
 AT_ONCE = 3
-"""How many servers are asked the same question at once: a silent one costs no time, and many are not flooded."""
+"""Servers that are asked the same question at once: a silent one costs no time, and many are not flooded."""
 
 _TOO_OLD = "the server does not speak RESP3, or is older than 6.2; Redis 6.2 or newer, or Valkey, is needed"
 _MISMATCHES = {62, 64}
@@ -151,7 +151,7 @@ class AddressSource(NamedTuple):
     """The end of a sentence about the server at that address."""
 
     names: str
-    """How to make the source answer with host names, for which certificates are made, instead of IP addresses."""
+    """Option that makes the source answer with host names, for which certificates are made, instead of IP addresses."""
 
 
 class ServerDialer:

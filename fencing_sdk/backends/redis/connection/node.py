@@ -262,7 +262,7 @@ class _Sent(NamedTuple):
 
 
 def cancellations() -> int:
-    """How often the current task was cancelled: separates its own cancellation from that of the task it awaits."""
+    """Number of cancellations of the current task: separates its own cancellation from that of the task it awaits."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -157,7 +157,7 @@ class Masters(NamedTuple):
 
     nodes: Sequence[RedisNode]
     layout: str
-    """Which of them has which slots: a digest, or "" for a single master."""
+    """Slots of each of them: a digest, or "" for a single master."""
 
 
 class SingleMasterRouter:

@@ -35,7 +35,7 @@ __all__ = ["Ballot", "BallotVerdict", "EndTally", "KeepRound", "QuorumHold", "Re
 
 
 def majority_of(nodes: int) -> int:
-    """How many of *nodes* any two majorities share at least one of."""
+    """Size of a majority of *nodes*: any two share at least one."""
     return nodes // 2 + 1
 
 

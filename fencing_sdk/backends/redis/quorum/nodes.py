@@ -39,7 +39,7 @@ class Voters(NamedTuple):
     epoch: str
     nodes: Sequence[QuorumNode]
     pipes: Sequence[Pipe | None]
-    """Their connections."""
+    """Connections to them."""
     owner: LoopOwner
 
 

@@ -71,7 +71,7 @@ class SeenHold(NamedTuple):
     """The hold of a lock on one node."""
 
     digest: str
-    """Of its owner."""
+    """Digest of its owner."""
     token: int
     left: float
     label: str | None
