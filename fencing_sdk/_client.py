@@ -683,6 +683,11 @@ async def reach(client: LockClient) -> None:
         await client._opened().opening.wait()  # noqa: SLF001
 
 
+def engine_of_client(client: LockClient) -> Engine:
+    """Return what keeps the leases of *client*, which is open. For this package alone."""
+    return client._opened()  # noqa: SLF001  (the one door to it)
+
+
 def draining_of(client: LockClient) -> Draining:
     """Return the drain of *client*, which is open. For this package alone."""
-    return client._opened().draining  # noqa: SLF001  (the one door to it)
+    return engine_of_client(client).draining

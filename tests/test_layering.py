@@ -14,7 +14,7 @@ GROUND = ("errors", "_values", "events", "abc", "_name_template", "_recording")
 STORES = ("_http", "_etcd", "_kahuna", "_mysql", "backends", "guards", "diagnosis")
 HOLDER = ("_lease_state", "_lease", "_engine", "_lock", "_arguments", "recipes")
 HOLDER += ("_client",)
-FRONT = ("_connect", "sync")
+FRONT = ("_connect", "sync", "rows")
 ORDER = GROUND + STORES + HOLDER + FRONT
 """Rooms, which are folders or modules at the front. A room imports only from rooms before it."""
 EDGES = ("integrations", "testing", "cli", "_pyinstaller")

@@ -29,7 +29,8 @@ from fencing_sdk._engine.heartbeat import SILENT, Heartbeat
 from fencing_sdk._engine.observer_reports import report_beginning, report_end
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.ticket import SHORTEST_PAUSE, Ticket
-from fencing_sdk._lease import AnyLease
+from fencing_sdk._lease import AnyLease, Lease
+from fencing_sdk._lease_state import LeaseState
 from fencing_sdk._values.answer import Answer, Call, succeeded
 from fencing_sdk._values.claim import LOCK, Busy, Claim, Gone, Mode, Place, mistake_in
 from fencing_sdk._values.clock import JITTER, Clock
@@ -101,6 +102,8 @@ class Terms(NamedTuple):
     """Called when the store answers that another holder has the lock."""
     under: tuple[AnyLease, ...] | None = None
     """The leases that the caller works under, where they are not all those of its context."""
+    handle: Callable[[LeaseState], Lease] = Lease
+    """Makes the lease that the caller gets."""
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""

@@ -157,7 +157,7 @@ class Engine:
         except DrainingError:
             await self.draining.let_bodies_end()
             raise
-        return Lease(lease) if lease.permit is None else PermitLease(lease)
+        return terms.handle(lease) if lease.permit is None else PermitLease(lease)
 
     def _check_may_go_on(self, acquisition: Acquisition, acquired: HeldTicket, terms: Terms) -> None:
         if not self._may_begin:
@@ -184,7 +184,7 @@ class Engine:
         """
         try:
             for guard, name in fences:
-                resource, token, worth = lease.resource(name or terms.name), lease.token, lease.remaining
+                resource, token, worth = lease.resource(name or lease.name), lease.token, lease.remaining
                 for _ in range(2):
                     with move_on_after(worth / 2):
                         await guard.raise_to(resource, token)
@@ -205,6 +205,7 @@ class Engine:
     def _begin(self, name: str, acquired: HeldTicket) -> LeaseState:
         ticket, place, timing, deadline, renew_at, waited, unanswered = acquired
         assert place.token is not None  # it holds
+        name = name if place.name is None else place.name
         lease = LeaseState(name, ticket.claim, place.token, deadline, timing, self._clock, self, place.permit)
         if (thread := waiting_thread()) is not None and thread.in_transactions:
             lease.older_transactions = thread.in_transactions
@@ -223,6 +224,10 @@ class Engine:
     async def inspect(self, name: str) -> Holder | None:
         """Ask the store who holds *name*: the one whose ticket lives longest, if several do."""
         return max(await self.holders(name), key=lambda holder: holder.remaining, default=None)
+
+    def look_again(self, name: str) -> None:
+        """Let the first waiter for *name* ask now, at a store without a line."""
+        self._store_calls.look_again(name)
 
     async def holders(self, *names: str) -> Sequence[Holder]:
         """Ask the store for all who hold the *names*, of each in the order of their permits, or of their tokens."""

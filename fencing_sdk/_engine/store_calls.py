@@ -287,8 +287,12 @@ class StoreCalls:
         try:
             return await request
         finally:
-            if name in self.polling:
-                self.polling[name][0].set()
+            self.look_again(name)
+
+    def look_again(self, name: str) -> None:
+        """Let the first waiter for *name* ask now, at a store without a line."""
+        if name in self.polling:
+            self.polling[name][0].set()
 
     def release(self, claim: Claim, limit: float, first: Call[Gone | None] | None = None) -> asyncio.Task[Returned]:
         """

@@ -265,6 +265,8 @@ class Place(NamedTuple):
     Seconds after which a ``keep`` may find that a waiting ticket holds although no bell rang: for the first that waits,
     when those that hold would have died. The others look when they are kept anyway, so that a death wakes one client.
     """
+    name: str | None = None
+    """Name of the lease, where the store has chosen what it granted."""
 
 
 HELD = Place(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from fencing_sdk._values.drivers import IDLE_LIMIT, imported_from
@@ -74,8 +74,13 @@ class PostgresqlSession:
         return bool(self._connection.is_closed())
 
     async def ask(self, statement: str, arguments: tuple[object, ...]) -> DriverRow | None:
+        """Run one statement, as `fetch` does, and return its first row."""
+        rows = await self.fetch(statement, arguments)
+        return rows[0] if rows else None
+
+    async def fetch(self, statement: str, arguments: Sequence[object]) -> Sequence[DriverRow]:
         """
-        Run one statement and return its first row. There are three cases.
+        Run one statement and return its rows. There are three cases.
 
         1. The default isolation is another one: run the statement in its own transaction.
         2. A proxy pools transactions: prepare nothing.
@@ -84,18 +89,21 @@ class PostgresqlSession:
         Raises:
             Exception: the driver's error.
         """
+        rows: Sequence[DriverRow]
         if self.wrapped:
             return await self._transact(statement, arguments)
         if self.pooled:
-            return await self._connection.fetchrow(statement, *arguments)
+            rows = await self._connection.fetch(statement, *arguments)
+            return rows
         prepared = self.prepared.get(statement)
         if prepared is None:
             # Behind a proxy that was not noticed yet, a random name may be unknown, but never another client's.
             name = f"fencing_{uuid.uuid4().hex}"
             prepared = self.prepared[statement] = await self._connection.prepare(statement, name=name)
-        return await prepared.fetchrow(*arguments)
+        rows = await prepared.fetch(*arguments)
+        return rows
 
-    async def _transact(self, statement: str, arguments: tuple[object, ...]) -> DriverRow | None:
+    async def _transact(self, statement: str, arguments: Sequence[object]) -> Sequence[DriverRow]:
         """
         Run one statement in a transaction of its own.
 
@@ -105,13 +113,13 @@ class PostgresqlSession:
         """
         await self._connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {IDLE_LIMIT}")
         try:
-            row = await self._connection.fetchrow(statement, *arguments)
+            rows: Sequence[DriverRow] = await self._connection.fetch(statement, *arguments)
         except BaseException:
             if not self.closed:
                 await self._connection.execute("ROLLBACK")
             raise
         await self._connection.execute("COMMIT")
-        return row
+        return rows
 
     async def talks_to_server(self) -> bool:
         """

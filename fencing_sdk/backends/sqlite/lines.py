@@ -114,6 +114,10 @@ class LineFile:
         with self.file.transaction() as now:
             self.file.execute(_SWEEP, boot=self._boot, now=now)
 
+    def moved(self) -> bool:
+        """Return whether the path no longer leads to this file."""
+        return self.file.moved()
+
     def close(self) -> None:
         """Close the file."""
         self.file.close()

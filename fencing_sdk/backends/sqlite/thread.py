@@ -23,14 +23,28 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fencing_sdk._values.drivers import KnownDriver, daemon_threads_allowed
 from fencing_sdk.backends.sqlite.file import BACKEND
-from fencing_sdk.backends.sqlite.lines import LineFile
 from fencing_sdk.errors import BackendRefusedError
 
 T = TypeVar("T")
+
+
+class OpenedFile(Protocol):
+    """What the thread has open between two pieces of work."""
+
+    def moved(self) -> bool:
+        """Return whether the path no longer leads to this file."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+F = TypeVar("F", bound=OpenedFile)
 
 FORK_PATIENCE = 5.0
 """Seconds that a fork waits for a transaction to end."""
@@ -39,7 +53,7 @@ _PYTHON = KnownDriver("Python", user=BACKEND)
 
 @dataclass(frozen=True, slots=True)
 class _ThreadWork:
-    do: Callable[[LineFile], object]
+    do: Callable[[Any], object]
     answer: Future[Any]
 
 
@@ -73,18 +87,18 @@ class _Life:
     queue: _WorkQueue
     thread: threading.Thread
     closed: Future[None]
-    end: weakref.finalize[[], SqlThread]
+    end: weakref.finalize[[], SqlThread[Any]]
 
 
-class SqlThread:
+class SqlThread(Generic[F]):
     """A thread that starts with the first work, and again with work that comes after `close`."""
 
-    def __init__(self, opener: Callable[[], LineFile]) -> None:
+    def __init__(self, opener: Callable[[], F]) -> None:
         self._opener = opener
         self._life: _Life | None = None
         _forks.add(self)
 
-    def submit(self, do: Callable[[LineFile], T], *, urgent: bool = False) -> Future[T]:
+    def submit(self, do: Callable[[F], T], *, urgent: bool = False) -> Future[T]:
         """
         Run *do* with what is open in the thread.
 
@@ -152,9 +166,9 @@ class SqlThread:
         return _Life(queue, thread, closed, end)
 
 
-def _serve(queue: _WorkQueue, opener: Callable[[], LineFile], closed: Future[None]) -> None:
+def _serve(queue: _WorkQueue, opener: Callable[[], OpenedFile], closed: Future[None]) -> None:
     """Run the thread. The connection is known inside this frame alone."""
-    opened: LineFile | None = None
+    opened: OpenedFile | None = None
     for work in iter(queue.take, None):
         if work.answer.set_running_or_notify_cancel():
             opened = _do(work, opened, opener)
@@ -163,10 +177,10 @@ def _serve(queue: _WorkQueue, opener: Callable[[], LineFile], closed: Future[Non
     closed.set_result(None)
 
 
-def _do(work: _ThreadWork, opened: LineFile | None, opener: Callable[[], LineFile]) -> LineFile | None:
+def _do(work: _ThreadWork, opened: OpenedFile | None, opener: Callable[[], OpenedFile]) -> OpenedFile | None:
     """Do one piece of work; return what is open for the next one, or None if it must be opened anew."""
     try:
-        if opened is not None and opened.file.moved():
+        if opened is not None and opened.moved():
             _close(opened)
             opened = None
         opened = opener() if opened is None else opened
@@ -179,7 +193,7 @@ def _do(work: _ThreadWork, opened: LineFile | None, opener: Callable[[], LineFil
     return opened
 
 
-def _close(opened: LineFile | None) -> None:
+def _close(opened: OpenedFile | None) -> None:
     if opened is not None:
         with suppress(sqlite3.Error):
             opened.close()
@@ -192,12 +206,12 @@ class _Forks:
         self.gate = threading.RLock()
         """Held during a fork, so that no thread starts meanwhile, and for a moment by every call."""
         self._pid = os.getpid()
-        self._threads: weakref.WeakSet[SqlThread] = weakref.WeakSet()
-        self._ended: list[SqlThread] = []
+        self._threads: weakref.WeakSet[SqlThread[Any]] = weakref.WeakSet()
+        self._ended: list[SqlThread[Any]] = []
         self._stuck = False
         self._unsafe = False
 
-    def add(self, thread: SqlThread) -> None:
+    def add(self, thread: SqlThread[Any]) -> None:
         with self.gate:
             self._threads.add(thread)
 

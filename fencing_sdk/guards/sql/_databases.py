@@ -321,7 +321,7 @@ def own_database(connect: object) -> OwnDatabase | None:
         scheme = connect.partition("://")[0]
         if scheme in MYSQL_SCHEMES:
             return MysqlDatabase(connect)
-        return PostgresqlDatabase(connect) if scheme in SCHEMES else SqliteDatabase(_path_of(connect))
+        return PostgresqlDatabase(connect) if scheme in SCHEMES else SqliteDatabase(path_of(connect))
     if hasattr(connect, "sync_engine") and hasattr(connect, "begin"):
         return EngineDatabase(connect)
     msg = (
@@ -331,7 +331,7 @@ def own_database(connect: object) -> OwnDatabase | None:
     raise ConfigurationError(msg)
 
 
-def _path_of(text: str) -> str:
+def path_of(text: str) -> str:
     """Return the path of an SQLite file, which is *text* or stands in its URL."""
     scheme, is_url, _ = text.partition("://")
     if is_url and "+" in scheme:

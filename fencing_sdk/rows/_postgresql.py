@@ -1,0 +1,223 @@
+"""
+Leased rows in PostgreSQL: the statements, on connections of their own, which no pool of the application can starve.
+
+The connections may forget what they committed last when the server crashes (``synchronous_commit = off``): a claim that
+was forgotten costs a repetition of its work, and tokens go on growing, because they follow the server's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fencing_sdk._values.claim import HELD, Seen
+from fencing_sdk._values.observers import logger
+from fencing_sdk._values.url import read_postgresql_url
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
+from fencing_sdk.backends.postgresql import DRIVER_OPTIONS
+from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
+from fencing_sdk.backends.postgresql.driver import DriverRow, PostgresqlSession, code_of
+from fencing_sdk.backends.postgresql.errors import translated
+from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
+from fencing_sdk.errors import BackendError, BackendRefusedError, shown
+from fencing_sdk.guards.sql._fence_table import quoted
+from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._table import (
+    BY,
+    STORE,
+    TOKEN,
+    UNTIL,
+    Column,
+    Table,
+    fate,
+    names_of_values,
+    take_shape,
+    with_values,
+)
+
+_PATIENCE = 4.0
+_SETTINGS = (
+    "SELECT pg_catalog.set_config('synchronous_commit', 'off', false), "
+    "pg_catalog.set_config('default_transaction_isolation', 'read committed', false)"
+)
+_NEXT = "greatest({name}.lease_token + 1, (extract(epoch FROM clock_timestamp()) * 100000)::bigint)"
+_SHAPE = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL), a.attnotnull,
+       EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = a.attrelid AND a.attnum = ANY (i.indkey)),
+       EXISTS (SELECT FROM pg_catalog.pg_index i
+               WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL
+                     AND i.indkey::text = a.attnum::text)
+FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = pg_catalog.to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_TRIGGERS = """
+SELECT tgname FROM pg_catalog.pg_trigger
+WHERE tgrelid = pg_catalog.to_regclass($1) AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 16 <> 0
+      AND tgattr::text = ''
+"""
+_KINDS = {UNTIL: ("timestamp with time zone",), TOKEN: ("bigint",)}
+_OF_THE_APPLICATION = {"42601", "42703", "42883", "42P01", "42804", "42702", "42P02", "22P02", "22007", "42P18"}
+"""Codes of a mistake in the SQL, the values or the columns of the application."""
+
+
+class PostgresqlRows:
+    """Statements for leased rows on PostgreSQL, from version 12 on."""
+
+    def __init__(self, url: str) -> None:
+        parts = read_postgresql_url(url, known=DRIVER_OPTIONS)
+        self._dialer = _RowDialer(
+            parts.each_host(),
+            schema=DEFAULT_SCHEMA,
+            create=False,
+            pooled=False,
+            patience=_PATIENCE,
+            arguments={"server_settings": {"application_name": "fencing-rows"}},
+        )
+        self._renewals = PostgresqlConnection(self._dialer)
+        self._claims: dict[int, PostgresqlConnection] = {}
+        self._statements: dict[Table, tuple[str, Sequence[object]]] = {}
+
+    async def open(self) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.open`."""
+        await self._ask("open", "SELECT 1")
+
+    async def check(self, table: Table) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.check`."""
+        name, _ = table.names()
+        columns = {row[0]: Column(*row[1:]) for row in await self._ask("open", _SHAPE, name)}
+        take_shape(table, columns, _KINDS)
+        if triggers := await self._ask("open", _TRIGGERS, name):
+            logger.warning(
+                "rows: trigger %s of table %s runs at each renewal; declare it UPDATE OF the columns that it is for",
+                shown(str(triggers[0][0])),
+                table.name,
+            )
+
+    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+        """See `fencing_sdk.rows._store.RowDatabase.claim`. SKIP LOCKED: no claim waits for a row."""
+        statement, values = self._claim_of(table)
+        connection = self._claims.get(flight)
+        if connection is None:
+            connection = self._claims[flight] = PostgresqlConnection(self._dialer)
+        own = (count, table.timing.ttl, label) if table.by else (count, table.timing.ttl)
+        return [dict(row) for row in await self._ask("acquire", statement, *own, *values, on=connection)]
+
+    def _claim_of(self, table: Table) -> tuple[str, Sequence[object]]:
+        if (known := self._statements.get(table)) is not None:
+            return known
+        name, key = table.names()
+        short = quoted(table.name.rpartition(".")[2])
+        texts = (table.where, table.order, table.on_claim)
+        own = 3 if table.by else 2
+        names = list(dict.fromkeys(value for text in texts for value in names_of_values(text)))
+        where, order, on_claim = (with_values(text, lambda value: f"${own + 1 + names.index(value)}") for text in texts)
+        more = (f", {BY} = $3" if table.by else "") + (f", {on_claim}" if on_claim else "")
+        # The time of the statement costs less for each row than the clock, and is never late: a row that was renewed
+        # meanwhile is looked at again, as it is then.
+        statement = f"""
+            WITH next AS MATERIALIZED (
+                SELECT {key} AS fencing_key FROM {name} WHERE ({where}) AND leased_until < statement_timestamp()
+                ORDER BY {order} LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)
+            UPDATE {name} SET leased_until = clock_timestamp() + make_interval(secs => $2),
+                lease_token = {_NEXT.format(name=short)}{more}
+            FROM next WHERE {short}.{key} = next.fencing_key RETURNING {short}.*"""  # noqa: S608
+        self._statements[table] = statement, [table.values[value] for value in names]
+        return self._statements[table]
+
+    async def renew(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> Sequence[Outcome]:
+        """See `fencing_sdk.rows._store.RowDatabase.renew`. SKIP LOCKED: one locked row delays no other."""
+        name, key = table.names()
+        keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
+        renewed = await self._ask(
+            "renew",
+            f"""
+            WITH mine AS MATERIALIZED (
+                SELECT r.{key} AS fencing_key, mine.ttl FROM {name} AS r
+                JOIN unnest($1::{table.key_type}[], $2::bigint[], $3::float8[]) AS mine(key, token, ttl)
+                    ON r.{key} = mine.key AND r.lease_token = mine.token
+                WHERE r.leased_until > clock_timestamp() FOR NO KEY UPDATE OF r SKIP LOCKED)
+            UPDATE {name} AS r SET leased_until = clock_timestamp() + make_interval(secs => mine.ttl)
+            FROM mine WHERE r.{key} = mine.fencing_key RETURNING r.{key}, r.lease_token""",  # noqa: S608
+            keys,
+            tokens,
+            seconds,
+        )
+        done = {(row[0], row[1]) for row in renewed}
+        if len(done) == len(rows):
+            return [HELD] * len(rows)
+        missing = [key for key, token, _ in rows if (key, token) not in done]
+        found = {
+            row[0]: (row[1], row[2])
+            for row in await self._ask(
+                "renew",
+                f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} "  # noqa: S608
+                f"WHERE {key} = ANY($1::{table.key_type}[])",
+                missing,
+            )
+        }
+        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
+
+    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
+        name, key = table.names()
+        keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
+        await self._ask(
+            "release",
+            f"""
+            WITH mine AS MATERIALIZED (
+                SELECT r.{key} AS fencing_key, mine.after FROM {name} AS r
+                JOIN unnest($1::{table.key_type}[], $2::bigint[], $3::float8[]) AS mine(key, token, after)
+                    ON r.{key} = mine.key AND r.lease_token = mine.token
+                WHERE r.leased_until > 'epoch' FOR NO KEY UPDATE OF r SKIP LOCKED)
+            UPDATE {name} AS r
+            SET leased_until = CASE WHEN mine.after > 0 THEN clock_timestamp() + make_interval(secs => mine.after)
+                                    ELSE 'epoch' END
+            FROM mine WHERE r.{key} = mine.fencing_key""",  # noqa: S608
+            keys,
+            tokens,
+            seconds,
+        )
+
+    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+        """See `fencing_sdk.rows._store.RowDatabase.leased`."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
+        for connection in (*self._claims.values(), self._renewals):
+            await connection.aclose()
+
+    async def _ask(
+        self, operation: str, statement: str, *values: object, on: PostgresqlConnection | None = None
+    ) -> Sequence[DriverRow]:
+        connection = self._renewals if on is None else on
+        with ErrorTranslation(_translated, operation):
+            return await connection.run(partial(_fetch, statement, values), urgent=operation == "renew")
+
+
+class _RowDialer(PostgresqlDialer):
+    """Opens sessions that wait for no disk. Behind a proxy that pools, settings would stay with another client."""
+
+    async def dial(self, *, missing: str = "") -> PostgresqlSession:
+        """Connect to the server that takes writes. *missing*: nothing is created here."""
+        session = await super().dial(missing=missing and "")
+        if await session.talks_to_server():
+            await session.ask(_SETTINGS, ())
+        return session
+
+
+async def _fetch(statement: str, values: Sequence[object], session: Any) -> Sequence[DriverRow]:
+    rows: Sequence[DriverRow] = await session.fetch(statement, values)
+    return rows
+
+
+def _translated(operation: str, error: Exception) -> BackendError:
+    code = code_of(error)
+    if code in _OF_THE_APPLICATION:
+        return BackendRefusedError(STORE, operation, f"the database refuses: {one_line(*error.args[:1])} ({code})")
+    if type(error).__name__ == "DataError" and not code:
+        detail = "a value of values= has another type than the column that it is compared with"
+        return BackendRefusedError(STORE, operation, detail)
+    translation = translated(operation, error)
+    return type(translation)(STORE, operation, translation.detail)

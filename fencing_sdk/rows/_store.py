@@ -1,0 +1,244 @@
+"""
+Rows of the application's tables as a store without a line: a claim is a draw, a renewal a keep.
+
+The tasks of a client that wait for rows of one table share a statement. Two claims may be in flight, so that who asks
+while one is under way does not wait for its answer. A claim whose answer is lost costs nothing but time: its rows are
+free again after one ttl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fencing_sdk._values.answer import Answer, Settled
+from fencing_sdk._values.claim import HELD, Busy, Claim, Gone, Place, Seen
+from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.tasks import start_task
+from fencing_sdk.abc import Bell, Kept
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
+from fencing_sdk.rows._table import STORE, ClaimedRow, Table
+
+_FLIGHTS = 2
+"""Claims of one table that are under way at once."""
+_MOST = 100
+"""Rows that one statement claims."""
+
+Renewal = tuple[Any, int, float]
+"""Key, token and seconds of a row that is to be renewed, or that is to be given back after so many seconds."""
+Outcome = Place | Gone | None
+"""Outcome of a renewal: `HELD`, or what `fate` returns."""
+
+
+class RowDatabase(Protocol):
+    """
+    Statements of one kind of database, on connections of their own. Each method is one atomic step.
+
+    Raises, from every method: BackendUnavailableError, BackendRefusedError, as a store.
+    """
+
+    async def open(self) -> None:
+        """Connect."""
+        ...
+
+    async def check(self, table: Table) -> None:
+        """Refuse a table that cannot have leases, and fill in what is known of it."""
+        ...
+
+    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+        """Lease at most *count* rows that are free, each under its next token, and return them."""
+        ...
+
+    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
+        """
+        Let rows be leased for so many seconds from now on, under their tokens. It never revives one.
+
+        `HELD` stands for a row that was renewed, None for one that a transaction has locked.
+        """
+        ...
+
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> None:
+        """Free rows that are leased under their tokens, after so many seconds from now; 0: at once."""
+        ...
+
+    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+        """Return leases of rows by their *keys* as texts, or of the next rows after the key *after*."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """Rows of one lease."""
+
+    table: Table
+    rows: Sequence[ClaimedRow]
+    after: float = 0.0
+    """Seconds for which they stay leased once they are given back."""
+    finished: bool = False
+    """Finished in a transaction of the user, which may not be over: its lock on the rows is the lease."""
+    in_doubt: bool = False
+    """True if the block failed after that, so that the transaction may have been rolled back."""
+
+
+@dataclass(eq=False, slots=True)
+class _Wanted:
+    claim: Claim
+    count: int
+    answer: Answer[Place | Busy]
+    left: bool = False
+
+
+class RowStore(Uncopied):
+    """A store whose tickets are rows. A claim has the name of a table, and its place the name of a row."""
+
+    modes = frozenset({"lock"})
+    rings = False
+
+    def __init__(self, database: RowDatabase) -> None:
+        self.database = database
+        self.tables: dict[str, Table] = {}
+        """Tables by the names of their claims."""
+        self.counts: dict[str, int] = {}
+        """Rows that one claim takes, by the names of claims; 1 where there is none."""
+        self.held: dict[str, Held] = {}
+        """Rows by the owners of their leases."""
+        self._wanted: dict[str, deque[_Wanted]] = {}
+        self._flights: dict[str, set[int]] = {}
+
+    async def open(self) -> None:
+        """See `fencing_sdk.abc.SupportsOpen.open`. Tables that are known by then are checked."""
+        await self.database.open()
+        for table in tuple(self.tables.values()):
+            await self._check(table)
+
+    async def _check(self, table: Table) -> None:
+        if not table.checked:
+            await self.database.check(table)
+            table.checked = True
+
+    def draw(self, claim: Claim, *, only_if_it_holds: bool = False) -> Answer[Place | Busy]:
+        """See `fencing_sdk.abc.Backend.draw`. Rows are claimed by the tables of a client alone."""
+        del only_if_it_holds  # there is no line
+        name = claim.name
+        if name not in self.tables:
+            raise BackendRefusedError(STORE, "acquire", "rows are claimed by row_client() alone, not by a lock")
+        if (held := self.held.get(claim.owner)) is not None:
+            return Settled(_place(held))
+        answer: Answer[Place | Busy] = Answer(asyncio.get_running_loop())
+        self._wanted.setdefault(name, deque()).append(_Wanted(claim, self.counts.get(name, 1), answer))
+        flights = self._flights.setdefault(name, set())
+        if len(flights) < _FLIGHTS:
+            flight = next(number for number in range(_FLIGHTS) if number not in flights)
+            flights.add(flight)
+            start_task(self._claim(name, flight), "fencing-claim")
+        return answer
+
+    async def _claim(self, name: str, flight: int) -> None:
+        """Claim rows until no task waits for one."""
+        wanted, table = self._wanted[name], self.tables[name]
+        try:
+            await asyncio.sleep(0)  # tasks that ask in this turn of the loop share the statement
+            while wanted:
+                batch: list[_Wanted] = []
+                while wanted and sum(each.count for each in batch) < _MOST:
+                    if not wanted[0].answer.done():
+                        batch.append(wanted[0])
+                    wanted.popleft()
+                if batch:
+                    await self._claim_for(table, batch, flight)
+        finally:
+            self._flights[name].discard(flight)
+
+    async def _claim_for(self, table: Table, batch: Sequence[_Wanted], flight: int) -> None:
+        try:
+            await self._check(table)
+            count = sum(each.count for each in batch)
+            found = await self.database.claim(table, count, batch[0].claim.label, flight)
+        except BaseException as error:
+            for each in batch:
+                each.answer.fail(error if isinstance(error, Exception) else BackendUnavailableError(STORE, "acquire"))
+            if isinstance(error, Exception):
+                return
+            raise
+        rows = [ClaimedRow(row[table.key], row["lease_token"], row) for row in found]
+        for each in sorted(batch, key=lambda each: each.count):
+            if each.left or each.answer.done():
+                continue
+            if not rows:
+                each.answer.settle(Busy())
+                continue
+            mine, rows = rows[: each.count], rows[each.count :]
+            held = self.held[each.claim.owner] = Held(table, mine)
+            each.answer.settle(_place(held))
+        if rows:  # tasks that wanted them have left
+            await self.database.give_back(table, [(row.key, row.token, 0.0) for row in rows])
+
+    async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
+        """See `fencing_sdk.abc.Backend.keep`. One statement for each table."""
+        answers: list[Place | Gone | None] = [HELD] * len(tickets)
+        asked: dict[Table, list[tuple[int, Renewal]]] = {}
+        for at, (claim, _) in enumerate(tickets):
+            held = self.held.get(claim.owner)
+            if held is None:
+                answers[at] = Gone()
+            elif not held.finished:  # else the transaction that finishes it keeps the row, however long it takes
+                asked.setdefault(held.table, []).extend((at, (row.key, row.token, claim.ttl)) for row in held.rows)
+        failure: BackendError | None = None
+        for table, rows in asked.items():
+            try:
+                outcomes = await self.database.renew(table, [renewal for _, renewal in rows])
+            except BackendError as error:
+                failure, outcomes = error, [None] * len(rows)
+            for (at, _), outcome in zip(rows, outcomes, strict=True):
+                held = self.held.get(tickets[at][0].owner)
+                finished = held is not None and held.finished  # meanwhile
+                if outcome is not HELD and not finished and not isinstance(answers[at], Gone):
+                    answers[at] = outcome
+        if failure is not None and not any(answers):
+            raise failure
+        return answers
+
+    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
+        """See `fencing_sdk.abc.Backend.give_back`. What was finished stays as it is."""
+        held = self.held.get(claim.owner)
+        if held is None:
+            for each in self._wanted.get(claim.name, ()):
+                each.left = each.left or each.claim.owner == claim.owner
+            return None
+        if not held.finished or held.in_doubt:
+            seconds = max(after, held.after)
+            await self.database.give_back(held.table, [(row.key, row.token, seconds) for row in held.rows])
+        self.held.pop(claim.owner, None)
+        return None
+
+    async def end(self, name: str, token: int, reason: str) -> bool:
+        """See `fencing_sdk.abc.Backend.end`."""
+        raise NotImplementedError
+
+    async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
+        """See `fencing_sdk.abc.Backend.tickets`."""
+        raise NotImplementedError
+
+    async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
+        """See `fencing_sdk.abc.Backend.names`."""
+        raise NotImplementedError
+
+    def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
+        """See `fencing_sdk.abc.Backend.listen`. No bell rings here."""
+        del claim, bell
+        return lambda: None
+
+    async def aclose(self) -> None:
+        """See `fencing_sdk.abc.Backend.aclose`."""
+        await self.database.aclose()
+
+
+def _place(held: Held) -> Place:
+    return Place(max(row.token for row in held.rows), name=held.table.lease_name(held.rows))

@@ -1,0 +1,294 @@
+"""
+A table of leased rows: its names, the SQL of the user, and the steps inside the user's transaction.
+
+Safety is the token: a finish compares it in the transaction of the work. The database's clock decides only when a row
+may be claimed again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fencing_sdk._values.claim import Gone
+from fencing_sdk._values.observers import logger
+from fencing_sdk._values.timing import Timing
+from fencing_sdk.errors import BackendRefusedError, ConfigurationError, StaleTokenError, UsageError, shown
+from fencing_sdk.guards.sql._fence_table import check_identifier, quoted
+from fencing_sdk.guards.sql._transaction import MYSQL, POSTGRESQL, SQLITE, Transaction, dialect_of
+
+STORE = "RowStore"
+"""Name of the store in errors."""
+UNTIL, TOKEN, BY = "leased_until", "lease_token", "leased_by"
+"""The columns of a lease. The last one is optional."""
+NEVER = {POSTGRESQL: "TIMESTAMPTZ 'epoch'", SQLITE: "0", MYSQL: "'1970-01-01 00:00:00'"}
+"""Moment in the column of a row that is free. Drivers read no infinity."""
+_VALUE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|::|:([A-Za-z_][A-Za-z0-9_]*)")
+"""A text, a quoted name or a cast, which stay as they are; or a value by its name."""
+
+
+class ClaimedRow(NamedTuple):
+    """One row under its token."""
+
+    key: Any
+    token: int
+    row: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Table:
+    """A table, and which of its rows are claimed in which order. All SQL is the application's own."""
+
+    name: str
+    key: str
+    where: str
+    order: str
+    on_claim: str
+    values: Mapping[str, object]
+    timing: Timing
+    rest: float
+    """Seconds for which a row stays leased after an error of its work."""
+    by: bool = field(default=False, init=False)
+    """Whether it has the column `leased_by`; known once it was checked."""
+    key_type: str = field(default="", init=False)
+    """The database's name of the type of the key; known once the table was checked."""
+    checked: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        check_identifier(self.name, parameter="table", schema=True)
+        check_identifier(self.key, parameter="key")
+        for parameter in ("where", "order", "on_claim"):
+            text = getattr(self, parameter)
+            if not isinstance(text, str) or (";" in text) or "\0" in text or "--" in text:
+                msg = f"{parameter} must be a part of one SQL statement, without ';' and comments, got {shown(text)}"
+                raise ConfigurationError(msg)
+        used = {name for text in (self.where, self.order, self.on_claim) for name in names_of_values(text)}
+        if used != self.values.keys():
+            lacking, surplus = used - self.values.keys(), self.values.keys() - used
+            what = f"lacks {', '.join(sorted(lacking))}" if lacking else f"has {', '.join(sorted(surplus))} in surplus"
+            msg = f"values {what}: it gives each ':name' in where, order and on_claim its value"
+            raise ConfigurationError(msg)
+
+    def names(self, mark: str = '"') -> tuple[str, str]:
+        """Return the names of the table and of its key, quoted."""
+        return quoted(self.name, mark), quoted(self.key, mark)
+
+    def lease_name(self, rows: Sequence[ClaimedRow]) -> str:
+        """Name a lease by its row, or by the first of several."""
+        more = f" and {len(rows) - 1} more" if rows[1:] else ""
+        return f"{self.name}/{rows[0].key}{more}"
+
+
+def names_of_values(text: str) -> list[str]:
+    """Return the names of the values in a part of a statement, in their order."""
+    return [found[1] for found in _VALUE.finditer(text) if found[1]]
+
+
+def with_values(text: str, write: Callable[[str], str]) -> str:
+    """Replace each value in a part of a statement by what *write* makes of its name."""
+    return _VALUE.sub(lambda found: write(found[1]) if found[1] else found[0], text)
+
+
+class Column(NamedTuple):
+    """A column as the database describes it."""
+
+    kind: str
+    not_null: bool
+    indexed: bool
+    unique: bool
+    """True if an index on this column alone lets a value occur once."""
+
+
+def take_shape(table: Table, columns: Mapping[str, Column], kinds: Mapping[str, Sequence[str]]) -> None:
+    """
+    Refuse a table whose *columns* cannot have leases, and fill in what is known of it.
+
+    Args:
+        table: The table.
+
+        columns: Its columns by their names; empty if the table is not there.
+
+        kinds: Names of the types that the columns of a lease may have in this database.
+
+    Raises:
+        BackendRefusedError: the table has to be changed, and how.
+    """
+    problem = _problem_with_key(table, columns)
+    for name, types in kinds.items():
+        problem = problem or _problem_with(table, name, columns.get(name), types)
+    if problem is not None:
+        raise BackendRefusedError(STORE, "open", problem)
+    table.by, table.key_type = BY in columns, columns[table.key].kind
+
+
+def _problem_with_key(table: Table, columns: Mapping[str, Column]) -> str | None:
+    if not columns:
+        return f"there is no table {table.name} where this user looks for tables"
+    if table.key not in columns:
+        return f"table {table.name} has no column {table.key}; name its key by key="
+    if not columns[table.key].unique:
+        return f"column {table.key} of table {table.name} is no key: give it a unique index"
+    return None
+
+
+def _problem_with(table: Table, name: str, column: Column | None, types: Sequence[str]) -> str | None:
+    where = f"table {table.name}"
+    if column is None:
+        return f"{where} has no column {name}; add the columns that schema_sql() returns"
+    if column.kind not in types:
+        return f"column {name} of {where} must be of type {types[0]}, and is of type {column.kind}"
+    if not column.not_null:
+        return f"column {name} of {where} must be NOT NULL, with a default as schema_sql() has it"
+    if column.indexed:
+        logger.warning("rows: an index of %s has column %s, so that each renewal writes it; drop it", where, name)
+    return None
+
+
+def fate(token: int, found: tuple[int, bool] | None) -> Gone | None:
+    """Return what has become of a row that was not renewed: None where a transaction has it locked."""
+    if found is None:
+        return Gone()
+    last, living = found
+    if last != token:
+        return Gone(taken=True)
+    return None if living else Gone()
+
+
+Settling = Callable[[Transaction], Coroutine[Any, Any, None]]
+"""Work in the user's transaction."""
+
+
+def finishing(table: Table, rows: Sequence[ClaimedRow], columns: Mapping[str, object]) -> Settling:
+    """
+    End the leases of *rows* and write *columns* into all of them, if each claim is the last one of its row.
+
+    No clock is read. The last condition makes it once: a COMMIT of unknown outcome that is tried again is refused.
+    """
+    for column in columns:
+        check_identifier(column, parameter="a column of finish()")
+        if column in {UNTIL, TOKEN, table.key}:
+            msg = f"finish() writes {column} by itself; leave it out"
+            raise ConfigurationError(msg)
+
+    async def finish(opened: Transaction) -> None:
+        name, key, marks, mark = _begin(table, opened)
+        if opened.dialect == MYSQL:
+            await _lock(table, rows, opened)
+        sets = [f"{quoted(column, mark)} = {next(marks)}" for column in columns]
+        sets.append(f"{quoted(UNTIL, mark)} = {NEVER[opened.dialect]}")
+        statement = f"UPDATE {name} SET {', '.join(sets)} WHERE {_those(table, rows, opened, marks)}"  # noqa: S608
+        if opened.dialect == MYSQL:
+            await opened.fetch(statement, (*columns.values(), *_pairs(rows)))
+            return
+        found = await opened.fetch(f"{statement} RETURNING {key}", (*columns.values(), *_pairs(rows)))
+        if len(found) != len(rows):
+            await _refuse(table, rows, opened)
+
+    return finish
+
+
+def admitting(table: Table, rows: Sequence[ClaimedRow]) -> Settling:
+    """Lock *rows* in the user's transaction, if each claim is the last one of its row."""
+
+    async def admit(opened: Transaction) -> None:
+        _begin(table, opened)
+        await _lock(table, rows, opened)
+
+    return admit
+
+
+async def _lock(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
+    name, key, marks, _ = _begin(table, opened)
+    those = _those(table, rows, opened, marks)
+    if opened.dialect == SQLITE:  # which has one lock for the file, and takes it by a write
+        statement = f"UPDATE {name} SET {quoted(TOKEN)} = {quoted(TOKEN)} WHERE {those} RETURNING {key}"  # noqa: S608
+    else:
+        lock = "FOR UPDATE" if opened.dialect == MYSQL else "FOR NO KEY UPDATE"
+        statement = f"SELECT {key} FROM {name} WHERE {those} {lock}"  # noqa: S608
+    if len(await opened.fetch(statement, _pairs(rows))) != len(rows):
+        await _refuse(table, rows, opened)
+
+
+def _begin(table: Table, opened: Transaction) -> tuple[str, str, Any, str]:
+    opened.refuse_autocommit()
+    mark = "`" if opened.dialect == MYSQL else '"'
+    numbered = opened.placeholder == "$1"
+    marks = (f"${number}" if numbered else opened.placeholder for number in range(1, 1 << 16))
+    return *table.names(mark), marks, mark
+
+
+def _those(table: Table, rows: Sequence[ClaimedRow], opened: Transaction, marks: Any) -> str:
+    """Write the condition of the *rows* that are leased under their tokens."""
+    mark = "`" if opened.dialect == MYSQL else '"'
+    _, key = table.names(mark)
+    token, until = quoted(TOKEN, mark), quoted(UNTIL, mark)
+    if rows[1:]:
+        pairs = ", ".join(f"({next(marks)}, {next(marks)})" for _ in rows)
+        values = f"(VALUES {pairs})" if opened.dialect == SQLITE else f"({pairs})"
+        mine = f"({key}, {token}) IN {values}"
+    else:
+        mine = f"{key} = {next(marks)} AND {token} = {next(marks)}"
+    return f"{mine} AND {until} > {NEVER[opened.dialect]}"
+
+
+def _pairs(rows: Sequence[ClaimedRow]) -> tuple[object, ...]:
+    return tuple(part for row in rows for part in (row.key, row.token))
+
+
+async def _refuse(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
+    """
+    Find out whose claim is not the last one.
+
+    Raises:
+        StaleTokenError: another claim came later.
+        UsageError: a row was finished before, or is gone.
+    """
+    mark = "`" if opened.dialect == MYSQL else '"'
+    name, key = table.names(mark)
+    statement = f"SELECT {quoted(TOKEN, mark)} FROM {name} WHERE {key} = {opened.placeholder}"  # noqa: S608
+    for row in rows:
+        shown_name = table.lease_name([row])
+        found = await opened.fetch(statement, (row.key,))
+        if not found:
+            msg = f"row {shown(shown_name)} was deleted while it was leased; roll back"
+            raise UsageError(msg)
+        if found[0][0] != row.token:
+            raise StaleTokenError(shown_name, row.token, found[0][0])
+    msg = (
+        f"row {shown(table.lease_name(rows))} was finished or given back already under token {rows[0].token}: the "
+        "commit of an earlier try may have succeeded although its answer was lost; roll back"
+    )
+    raise UsageError(msg)
+
+
+_COLUMNS = {
+    POSTGRESQL: ("TIMESTAMPTZ NOT NULL DEFAULT 'epoch'", "BIGINT NOT NULL DEFAULT 0"),
+    SQLITE: ("REAL NOT NULL DEFAULT 0", "INTEGER NOT NULL DEFAULT 0"),
+    MYSQL: ("DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'", "BIGINT NOT NULL DEFAULT 0"),
+}
+
+
+def schema_sql(table: str, *, dialect: str) -> Sequence[str]:
+    """
+    Return the statements that add the columns of a lease to *table*, for a migration.
+
+    The defaults are constants, so no row is rewritten. Give neither column an index: each renewal would write it.
+
+    Args:
+        table: Its name, ``"jobs"`` or ``"schema.jobs"``.
+
+        dialect: ``"postgresql"``, ``"sqlite"``, ``"mysql"`` or ``"mariadb"``.
+
+    Raises:
+        ConfigurationError: an argument cannot be used.
+    """
+    kinds = _COLUMNS.get(dialect_of(dialect))
+    if kinds is None:
+        msg = f"dialect must be 'postgresql', 'sqlite', 'mysql' or 'mariadb', got {shown(dialect)}"
+        raise ConfigurationError(msg)
+    name = quoted(check_identifier(table, parameter="table", schema=True), "`" if kinds is _COLUMNS[MYSQL] else '"')
+    return [
+        f"ALTER TABLE {name} ADD COLUMN {column} {kind}" for column, kind in zip((UNTIL, TOKEN), kinds, strict=True)
+    ]
