@@ -34,7 +34,7 @@ from fencing_sdk.errors import (
 )
 from fencing_sdk.guards.sql._transaction import perform
 from fencing_sdk.rows._store import Held, RowDatabase, RowStore
-from fencing_sdk.rows._table import Table, admitting, finishing
+from fencing_sdk.rows._table import Table, admitting, finishing, refuse_notify_elsewhere
 
 _LONGEST_POLL = 5.0
 _LONGEST_REST = 86400.0
@@ -343,11 +343,15 @@ class RowClient(Uncopied):
     ) -> None:
         self._store = RowStore(database)
         self._client = LockClient(self._store, observers=observers, drain=drain, open_wait=open_wait, label=label)
+        self._store.ring = self._look_again
         self._label = label
         self._tables = 0
 
     def __repr__(self) -> str:
         return repr(self._client).replace("LockClient", "RowClient", 1)
+
+    def _look_again(self, name: str) -> None:
+        engine_of_client(self._client).look_again(name)
 
     def rows(
         self,
@@ -361,6 +365,7 @@ class RowClient(Uncopied):
         ttl: Seconds = 30.0,
         rest: Seconds = 10.0,
         poll: Seconds = 0.5,
+        notify: str | None = None,
         safety_buffer: Seconds | None = None,
         heartbeat_interval: Seconds | None = None,
         max_hold: Seconds | None = None,
@@ -393,6 +398,9 @@ class RowClient(Uncopied):
 
             poll: Seconds between two looks of a client that waits for rows, at most 5.
 
+            notify: Channel on which PostgreSQL notifies of new rows, by the trigger that `schema_sql` returns, so that
+                they are claimed at once. Behind a proxy that pools transactions, the client polls all the same.
+
             safety_buffer: As for `fencing_sdk.LockClient.lock`.
 
             heartbeat_interval: As for `fencing_sdk.LockClient.lock`.
@@ -417,7 +425,10 @@ class RowClient(Uncopied):
             values=dict(values or {}),
             timing=timing,
             rest=seconds(rest, "rest", high=_LONGEST_REST),
+            notify=notify,
         )
+        if notify is not None:
+            refuse_notify_elsewhere(self._store.database.dialect)
         self._tables += 1
         terms = Terms(
             name=table,

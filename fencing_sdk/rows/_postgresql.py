@@ -7,13 +7,17 @@ was forgotten costs a repetition of its work, and tokens go on growing, because 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fencing_sdk._values.claim import HELD, Seen
+from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.url import read_postgresql_url
+from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
 from fencing_sdk.backends.postgresql import DRIVER_OPTIONS
 from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, PostgresqlDialer
@@ -22,6 +26,7 @@ from fencing_sdk.backends.postgresql.errors import translated
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
+from fencing_sdk.guards.sql._transaction import POSTGRESQL
 from fencing_sdk.rows._store import Outcome
 from fencing_sdk.rows._table import (
     BY,
@@ -37,6 +42,8 @@ from fencing_sdk.rows._table import (
 )
 
 _PATIENCE = 4.0
+_RETRY_AFTER = 1.0
+_RETRY_BEHIND_A_PROXY = 60.0
 _SETTINGS = (
     "SELECT pg_catalog.set_config('synchronous_commit', 'off', false), "
     "pg_catalog.set_config('default_transaction_isolation', 'read committed', false)"
@@ -64,6 +71,8 @@ _OF_THE_APPLICATION = {"42601", "42703", "42883", "42P01", "42804", "42702", "42
 class PostgresqlRows:
     """Statements for leased rows on PostgreSQL, from version 12 on."""
 
+    dialect = POSTGRESQL
+
     def __init__(self, url: str) -> None:
         parts = read_postgresql_url(url, known=DRIVER_OPTIONS)
         self._dialer = _RowDialer(
@@ -76,6 +85,7 @@ class PostgresqlRows:
         )
         self._renewals = PostgresqlConnection(self._dialer)
         self._claims: dict[int, PostgresqlConnection] = {}
+        self._listening: dict[str, BackgroundTask] = {}
         self._statements: dict[Table, tuple[str, Sequence[object]]] = {}
 
     async def open(self) -> None:
@@ -183,8 +193,34 @@ class PostgresqlRows:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
         raise NotImplementedError
 
+    def listen(self, channel: str, ring: Callable[[], None]) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.listen`. A notification that is lost costs one poll."""
+        if channel not in self._listening:
+            self._listening[channel] = BackgroundTask()
+        self._listening[channel].start(partial(self._listen, channel, ring), "fencing-listen")
+
+    async def _listen(self, channel: str, ring: Callable[[], None]) -> None:
+        while True:
+            pause = _RETRY_AFTER
+            with suppress(Exception):  # without a connection, clients poll
+                session = await self._dialer.dial()
+                try:
+                    ended = asyncio.Event()
+                    session.on_end(ended.set)
+                    if await session.talks_to_server():
+                        await session.listen(channel, lambda _: ring())
+                        ring()  # for what was committed before
+                        await ended.wait()
+                    else:  # LISTEN would stay behind in the session of another program
+                        pause = _RETRY_BEHIND_A_PROXY
+                finally:
+                    await session.aclose()
+            await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
+
     async def aclose(self) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
+        for listening in self._listening.values():
+            await listening.aclose(limit=_PATIENCE)
         for connection in (*self._claims.values(), self._renewals):
             await connection.aclose()
 

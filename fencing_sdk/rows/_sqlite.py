@@ -20,6 +20,7 @@ from fencing_sdk.backends.sqlite.file import LockFile, translated
 from fencing_sdk.backends.sqlite.thread import SqlThread
 from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._databases import path_of
+from fencing_sdk.guards.sql._transaction import SQLITE
 from fencing_sdk.rows._store import Outcome
 from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, Table, fate, take_shape
 
@@ -51,6 +52,8 @@ class SqliteRows:
         url: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
     """
 
+    dialect = SQLITE
+
     def __init__(self, url: str) -> None:
         self._path = Path(path_of(url)).absolute()
         self._thread = SqlThread(partial(RowFile, self._path, synchronous="normal", clock=WallClock()))
@@ -79,6 +82,9 @@ class SqliteRows:
     async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
         raise NotImplementedError
+
+    def listen(self, channel: str, ring: Callable[[], None]) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.listen`."""
 
     async def aclose(self) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.aclose`."""

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fencing_sdk._values.answer import Answer, Settled
@@ -40,6 +41,9 @@ class RowDatabase(Protocol):
     Raises, from every method: BackendUnavailableError, BackendRefusedError, as a store.
     """
 
+    dialect: str
+    """SQLAlchemy's name of the dialect."""
+
     async def open(self) -> None:
         """Connect."""
         ...
@@ -66,6 +70,10 @@ class RowDatabase(Protocol):
 
     async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
         """Return leases of rows by their *keys* as texts, or of the next rows after the key *after*."""
+        ...
+
+    def listen(self, channel: str, ring: Callable[[], None]) -> None:
+        """Call *ring* for each notification on *channel*, as far as the database has them."""
         ...
 
     async def aclose(self) -> None:
@@ -109,11 +117,17 @@ class RowStore(Uncopied):
         """Rows that one claim takes, by the names of claims; 1 where there is none."""
         self.held: dict[str, Held] = {}
         """Rows by the owners of their leases."""
+        self.ring: Callable[[str], object] = lambda _: None
+        """Called with the name of a claim when there may be a row for it."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._wanted: dict[str, deque[_Wanted]] = {}
         self._flights: dict[str, set[int]] = {}
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`. Tables that are known by then are checked."""
+        self._forget()  # what an event loop that is gone, or the parent of a forked child, has left under way
         await self.database.open()
         for table in tuple(self.tables.values()):
             await self._check(table)
@@ -156,9 +170,16 @@ class RowStore(Uncopied):
         finally:
             self._flights[name].discard(flight)
 
+    def _heard(self, channel: str) -> None:
+        for name, table in self.tables.items():
+            if table.notify == channel:
+                self.ring(name)
+
     async def _claim_for(self, table: Table, batch: Sequence[_Wanted], flight: int) -> None:
         try:
             await self._check(table)
+            if table.notify is not None:
+                self.database.listen(table.notify, partial(self._heard, table.notify))
             count = sum(each.count for each in batch)
             found = await self.database.claim(table, count, batch[0].claim.label, flight)
         except BaseException as error:

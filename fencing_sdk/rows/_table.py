@@ -50,6 +50,8 @@ class Table:
     timing: Timing
     rest: float
     """Seconds for which a row stays leased after an error of its work."""
+    notify: str | None = None
+    """Channel on which PostgreSQL notifies of new rows."""
     by: bool = field(default=False, init=False)
     """Whether it has the column `leased_by`; known once it was checked."""
     key_type: str = field(default="", init=False)
@@ -64,6 +66,8 @@ class Table:
             if not isinstance(text, str) or (";" in text) or "\0" in text or "--" in text:
                 msg = f"{parameter} must be a part of one SQL statement, without ';' and comments, got {shown(text)}"
                 raise ConfigurationError(msg)
+        if self.notify is not None:
+            check_identifier(self.notify, parameter="notify")
         used = {name for text in (self.where, self.order, self.on_claim) for name in names_of_values(text)}
         if used != self.values.keys():
             lacking, surplus = used - self.values.keys(), self.values.keys() - used
@@ -270,7 +274,16 @@ _COLUMNS = {
 }
 
 
-def schema_sql(table: str, *, dialect: str) -> Sequence[str]:
+_NOTIFYING = """
+CREATE FUNCTION {channel}_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_catalog.pg_notify('{channel}', '');
+    RETURN NULL;
+END $$
+"""
+
+
+def schema_sql(table: str, *, dialect: str, notify: str | None = None) -> Sequence[str]:
     """
     Return the statements that add the columns of a lease to *table*, for a migration.
 
@@ -281,14 +294,29 @@ def schema_sql(table: str, *, dialect: str) -> Sequence[str]:
 
         dialect: ``"postgresql"``, ``"sqlite"``, ``"mysql"`` or ``"mariadb"``.
 
+        notify: Channel on which PostgreSQL is to notify the clients that wait for rows, once for each statement that
+            inserts some: the ``notify`` of `RowClient.rows`.
+
     Raises:
         ConfigurationError: an argument cannot be used.
     """
-    kinds = _COLUMNS.get(dialect_of(dialect))
-    if kinds is None:
+    dialect = dialect_of(dialect)
+    if dialect not in _COLUMNS:
         msg = f"dialect must be 'postgresql', 'sqlite', 'mysql' or 'mariadb', got {shown(dialect)}"
         raise ConfigurationError(msg)
-    name = quoted(check_identifier(table, parameter="table", schema=True), "`" if kinds is _COLUMNS[MYSQL] else '"')
-    return [
-        f"ALTER TABLE {name} ADD COLUMN {column} {kind}" for column, kind in zip((UNTIL, TOKEN), kinds, strict=True)
-    ]
+    name = quoted(check_identifier(table, parameter="table", schema=True), "`" if dialect == MYSQL else '"')
+    columns = zip((UNTIL, TOKEN), _COLUMNS[dialect], strict=True)
+    statements = [f"ALTER TABLE {name} ADD COLUMN {column} {kind}" for column, kind in columns]
+    if notify is not None:
+        refuse_notify_elsewhere(dialect)
+        channel = check_identifier(notify, parameter="notify")
+        when = f"AFTER INSERT ON {name} FOR EACH STATEMENT EXECUTE FUNCTION {channel}_notify()"
+        statements += [_NOTIFYING.format(channel=channel), f"CREATE TRIGGER {channel} {when}"]
+    return statements
+
+
+def refuse_notify_elsewhere(dialect: str) -> None:
+    """Refuse a database without notifications."""
+    if dialect != POSTGRESQL:
+        msg = f"notify is for PostgreSQL; on {dialect} clients look for rows every poll seconds"
+        raise ConfigurationError(msg)

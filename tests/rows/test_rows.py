@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from mysql_programs import flavours
+from patience import until
 from row_benches import RowBench, add_jobs, client_of, row_bench
 
 from fencing_sdk import LeaseLostError, LockHeldError, LossReason, StaleTokenError, UsageError
-from fencing_sdk.rows import LeasedRows, RowClient
+from fencing_sdk.rows import LeasedRows, RowClient, schema_sql
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
 pytestmark = pytest.mark.server
@@ -192,3 +193,23 @@ async def test_a_loop_waits_for_a_row_and_ends_with_the_drain(bench: RowBench) -
         await db.drain(within=5)
         await looping
     assert taken == [1]
+
+
+async def test_a_notification_wakes_a_client_that_waits(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The next poll comes after three seconds at the earliest."""
+    with row_bench("postgresql", request, tmp_path) as bench:
+        for statement in schema_sql("jobs", dialect="postgresql", notify="jobs_ready")[2:]:
+            bench.ask(statement)
+        async with client_of(bench) as db:
+            jobs = jobs_of(db, poll=5, notify="jobs_ready")
+            waiting = [asyncio.create_task(jobs.take().acquire()) for _ in range(3)]
+            listeners = "SELECT count(*) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%jobs_ready%'"
+            await until(lambda: bench.ask(listeners) == [(1,)])
+            polling = asyncio.create_task(asyncio.sleep(2.5))
+            bench.ask("INSERT INTO jobs (id) VALUES (1), (2), (3)")
+            leases = await asyncio.gather(*waiting)
+            assert not polling.done()
+            polling.cancel()
+            assert sorted(lease.row["id"] for lease in leases) == [1, 2, 3]
+            for lease in leases:
+                await lease.release()
