@@ -164,11 +164,10 @@ class RowTake(Lock):
     ) -> bool:
         lease = self._taken
         assert lease is not None  # __aenter__ has it
-        if raised is not None:
-            held = lease._held  # noqa: SLF001  (of this module)
-            held.in_doubt = True
-            if isinstance(raised, Exception):
-                held.after = held.table.rest
+        held = lease._held  # noqa: SLF001  (of this module)
+        held.in_doubt = raised is not None
+        if isinstance(raised, Exception):
+            held.after = held.table.rest
         end: BaseException | None = raised
         try:
             await super().__aexit__(kind, raised, traceback)

@@ -91,8 +91,8 @@ class Held:
     """Seconds for which they stay leased once they are given back."""
     finished: bool = False
     """Finished in a transaction of the user, which may not be over: its lock on the rows is the lease."""
-    in_doubt: bool = False
-    """True if the block failed after that, so that the transaction may have been rolled back."""
+    in_doubt: bool = True
+    """False if its block ended as it should, so that the transaction was not rolled back."""
 
 
 @dataclass(eq=False, slots=True)
