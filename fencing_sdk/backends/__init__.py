@@ -49,6 +49,10 @@ _POSTGRESQL = Builtin("fencing_sdk.backends.postgresql", extra="postgresql")
 _MYSQL = Builtin("fencing_sdk.backends.mysql", extra="mysql")
 _ZOOKEEPER = Builtin("fencing_sdk.backends.zookeeper", extra="zookeeper")
 
+ROWS = Builtin("fencing_sdk.rows._url")
+"""Rows of an application's own tables: only to look at, and to take one away from its holder."""
+_ROWS_PREFIX = "rows+"
+
 BUILTIN = {
     "memory": Builtin("fencing_sdk.backends.memory"),
     "sqlite": Builtin("fencing_sdk.backends.sqlite"),
@@ -102,7 +106,7 @@ def from_url(url: str, **options: object) -> Backend:
         )
         raise ConfigurationError(msg)
     scheme = match[1]
-    builtin = BUILTIN.get(scheme)
+    builtin = ROWS if scheme.startswith(_ROWS_PREFIX) else BUILTIN.get(scheme)
     opener = _load_plugin(scheme) if builtin is None else _load(builtin)
     return opener(url, **options)
 

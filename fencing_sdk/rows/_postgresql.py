@@ -37,6 +37,7 @@ from fencing_sdk.rows._table import (
     Table,
     fate,
     names_of_values,
+    seen_lease,
     take_shape,
     with_values,
 )
@@ -189,9 +190,38 @@ class PostgresqlRows:
             seconds,
         )
 
-    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+    async def leased(
+        self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
+    ) -> Mapping[str, Seen]:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
-        raise NotImplementedError
+        name, key = table.names()
+        values: list[object] = [] if keys is None and after is None else [after if keys is None else keys]
+        those = (
+            f"{key} > $1::text::{table.key_type}" if keys is None else f"{key} = ANY($1::text[]::{table.key_type}[])"
+        )
+        found = await self._ask(
+            "list" if keys is None else "inspect",
+            f"SELECT {key}::text, lease_token, extract(epoch FROM leased_until - clock_timestamp())::float8, "  # noqa: S608
+            f"extract(epoch FROM clock_timestamp())::float8, {BY if table.by else 'NULL'} FROM {name} "
+            f"WHERE leased_until > clock_timestamp() {f'AND {those}' if values else ''} ORDER BY {key} LIMIT {limit:d}",
+            *values,
+        )
+        return {row[0]: seen_lease(*row[1:]) for row in found}
+
+    async def end(self, table: Table, key: str, token: int) -> bool:
+        """See `fencing_sdk.rows._store.RowDatabase.end`. A transaction that has the row locked is not waited for long."""
+        name, own = table.names()
+        ended = await self._ask(
+            "revoke",
+            f"""
+            UPDATE {name} AS r SET leased_until = clock_timestamp(), lease_token = {_NEXT.format(name="r")}
+            FROM (SELECT pg_catalog.set_config('lock_timeout', '2s', true) OFFSET 0) AS patience
+            WHERE r.{own} = $1::text::{table.key_type} AND r.lease_token = $2 AND r.leased_until > clock_timestamp()
+            RETURNING r.lease_token""",  # noqa: S608
+            key,
+            token,
+        )
+        return bool(ended)
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`. A notification that is lost costs one poll."""

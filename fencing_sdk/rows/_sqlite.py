@@ -22,7 +22,7 @@ from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._databases import path_of
 from fencing_sdk.guards.sql._transaction import SQLITE
 from fencing_sdk.rows._store import Outcome
-from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, Table, fate, take_shape
+from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, Table, fate, seen_lease, take_shape
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ class RowFile(LockFile):
 
     def _prepare(self) -> None:
         self._connection.execute("PRAGMA schema_version")  # which reads the file
+
+    def look(self, statement: str, **values: object) -> list[tuple[Any, ...]]:
+        """Read rows without the write lock; ``:now`` is the time."""
+        return self._patiently(partial(self.execute, statement, now=self._clock.now(), **values)).fetchall()
 
 
 class SqliteRows:
@@ -79,9 +83,15 @@ class SqliteRows:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
         await self._ask("release", partial(_give_back, table, rows))
 
-    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+    async def leased(
+        self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
+    ) -> Mapping[str, Seen]:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
-        raise NotImplementedError
+        return await self._ask("list" if keys is None else "inspect", partial(_leased, table, keys, after, limit))
+
+    async def end(self, table: Table, key: str, token: int) -> bool:
+        """See `fencing_sdk.rows._store.RowDatabase.end`."""
+        return await self._ask("revoke", partial(_end, table, key, token))
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`."""
@@ -159,6 +169,25 @@ def _give_back(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFi
     with file.transaction() as now:
         for each, token, after in rows:
             file.execute(statement, now=now, after=after, key=each, token=token)
+
+
+def _leased(table: Table, keys: Sequence[str] | None, after: str | None, limit: int, file: RowFile) -> dict[str, Seen]:
+    name, key = table.names()
+    looking = f"""SELECT CAST({key} AS TEXT), lease_token, leased_until - :now, :now, {BY if table.by else "NULL"}
+        FROM {name} WHERE leased_until > :now AND"""  # noqa: S608
+    if keys is None:
+        rows = file.look(f"{looking} (:after IS NULL OR {key} > :after) ORDER BY {key} LIMIT :n", after=after, n=limit)
+    else:
+        rows = [row for each in keys for row in file.look(f"{looking} {key} = :key", key=each)]
+    return {row[0]: seen_lease(*row[1:]) for row in rows}
+
+
+def _end(table: Table, key: str, token: int, file: RowFile) -> bool:
+    name, own = table.names()
+    statement = f"""UPDATE {name} SET leased_until = :now, lease_token = max(lease_token + 1, :ticks)
+        WHERE {own} = :key AND lease_token = :token AND leased_until > :now"""  # noqa: S608
+    with file.transaction() as now:
+        return file.execute(statement, now=now, ticks=int(now * 1e6) // TICK, key=key, token=token).rowcount > 0
 
 
 def _translated(path: Path, operation: str, error: Exception) -> BackendError:

@@ -68,8 +68,25 @@ class RowDatabase(Protocol):
         """Free rows that are leased under their tokens, after so many seconds from now; 0: at once."""
         ...
 
-    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
-        """Return leases of rows by their *keys* as texts, or of the next rows after the key *after*."""
+    async def leased(
+        self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
+    ) -> Mapping[str, Seen]:
+        """
+        Return the leases of rows, by keys as texts and in their order (see `seen_lease`).
+
+        Args:
+            table: The table.
+
+            keys: Only of these rows.
+
+            after: Without *keys*, of the next rows after this one; None begins with the first.
+
+            limit: At most so many.
+        """
+        ...
+
+    async def end(self, table: Table, key: str, token: int) -> bool:
+        """Free a row that is leased under this *token*, and give it the next token. False: it is not."""
         ...
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
@@ -106,11 +123,13 @@ class _Wanted:
 class RowStore(Uncopied):
     """A store whose tickets are rows. A claim has the name of a table, and its place the name of a row."""
 
-    modes = frozenset({"lock"})
     rings = False
 
-    def __init__(self, database: RowDatabase) -> None:
+    def __init__(self, database: RowDatabase, listed: Sequence[Table] = ()) -> None:
         self.database = database
+        self.modes = frozenset[str]() if listed else frozenset({"lock"})
+        """Empty for those who only look: no row is claimed by its name."""
+        self._listed = {table.name: table for table in listed}
         self.tables: dict[str, Table] = {}
         """Tables by the names of their claims."""
         self.counts: dict[str, int] = {}
@@ -129,7 +148,7 @@ class RowStore(Uncopied):
         """See `fencing_sdk.abc.SupportsOpen.open`. Tables that are known by then are checked."""
         self._forget()  # what an event loop that is gone, or the parent of a forked child, has left under way
         await self.database.open()
-        for table in tuple(self.tables.values()):
+        for table in (*self.tables.values(), *self._listed.values()):
             await self._check(table)
 
     async def _check(self, table: Table) -> None:
@@ -142,7 +161,8 @@ class RowStore(Uncopied):
         del only_if_it_holds  # there is no line
         name = claim.name
         if name not in self.tables:
-            raise BackendRefusedError(STORE, "acquire", "rows are claimed by row_client() alone, not by a lock")
+            detail = "rows are claimed by fencing_sdk.rows.row_client(), and not by a lock; this URL is to look at them"
+            raise BackendRefusedError(STORE, "acquire", detail)
         if (held := self.held.get(claim.owner)) is not None:
             return Settled(_place(held))
         answer: Answer[Place | Busy] = Answer(asyncio.get_running_loop())
@@ -240,16 +260,40 @@ class RowStore(Uncopied):
         return None
 
     async def end(self, name: str, token: int, reason: str) -> bool:
-        """See `fencing_sdk.abc.Backend.end`."""
-        raise NotImplementedError
+        """See `fencing_sdk.abc.Backend.end`. A row has no room for the *reason*: the holder finds it taken over."""
+        del reason
+        table, key = self._row("revoke", name)
+        return await self.database.end(table, key, token)
 
     async def tickets(self, names: Sequence[str]) -> Sequence[Sequence[Seen]]:
-        """See `fencing_sdk.abc.Backend.tickets`."""
-        raise NotImplementedError
+        """See `fencing_sdk.abc.Backend.tickets`. There is no line."""
+        asked: dict[Table, list[str]] = {}
+        rows = [self._row("inspect", name) for name in names]
+        for table, key in rows:
+            asked.setdefault(table, []).append(key)
+        found = {table: await self.database.leased(table, keys, None, len(keys)) for table, keys in asked.items()}
+        return [[found[table][key]] if key in found[table] else [] for table, key in rows]
 
     async def names(self, prefix: str, cursor: str | None, limit: int) -> tuple[Sequence[str], str | None]:
-        """See `fencing_sdk.abc.Backend.names`."""
-        raise NotImplementedError
+        """See `fencing_sdk.abc.Backend.names`. The cursor is the name of a row, or of a table that comes next."""
+        tables = [name for name in self._listed if f"{name}/".startswith(prefix[: len(name) + 1])]
+        name, is_row, key = (cursor or "").partition("/")
+        at = tables.index(name) if cursor else 0
+        if at == len(tables):
+            return [], None
+        name = tables[at]
+        found = await self.database.leased(self._listed[name], None, key if is_row else None, limit)
+        rows = [f"{name}/{each}" for each in found]
+        following = rows[-1] if len(rows) == limit else next(iter(tables[at + 1 :]), None)
+        return [row for row in rows if row.startswith(prefix)], following
+
+    def _row(self, operation: str, name: str) -> tuple[Table, str]:
+        table, _, key = name.partition("/")
+        if table not in self._listed:
+            known = ", ".join(self._listed) or "none"
+            detail = f"a row has a name like 'jobs/42', which begins with a table of the URL ({known})"
+            raise BackendRefusedError(STORE, operation, detail)
+        return self._listed[table], key
 
     def listen(self, claim: Claim, bell: Bell) -> Callable[[], object]:
         """See `fencing_sdk.abc.Backend.listen`. No bell rings here."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fencing_sdk._values.claim import Gone
+from fencing_sdk._values.claim import LOCK, Gone, Seen
+from fencing_sdk._values.clock import TICK
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, StaleTokenError, UsageError, shown
@@ -158,6 +159,11 @@ def fate(token: int, found: tuple[int, bool] | None) -> Gone | None:
     if last != token:
         return Gone(taken=True)
     return None if living else Gone()
+
+
+def seen_lease(token: int, remaining: float, now: float, by: str | None) -> Seen:
+    """Return the lease of a row for those who look, *now* by the clock of the database. No row knows its owner."""
+    return Seen("-", LOCK, token, None, remaining, max(0.0, now - token * TICK / 1e6), by)
 
 
 Settling = Callable[[Transaction], Coroutine[Any, Any, None]]
