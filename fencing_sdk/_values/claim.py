@@ -37,7 +37,8 @@ class LockName(str):
     __slots__ = ("recipe", "template")
 
     recipe: str
-    """Kind of thing: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``, ``election`` or ``job``."""
+    """Kind of thing: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``, ``election``, ``job`` or
+    ``row``."""
     template: str | None
     """The template that was filled in; None for a name without one."""
 

@@ -121,7 +121,7 @@ class OpenTelemetryMetrics(MetricsObserver):
     An observer that keeps metrics, named ``fencing.*``, in seconds.
 
     Every point has the attributes ``lock`` and ``recipe``: ``lock``, ``semaphore``, ``reader``, ``writer``,
-    ``multilock``, ``election`` or ``job``.
+    ``multilock``, ``election``, ``job`` or ``row``.
 
     Counters and gauges are counted here and read when they are exported, because an instrument of the SDK costs more
     than an acquisition. The three histograms are recorded as they come.

@@ -31,7 +31,7 @@ class PrometheusMetrics(MetricsObserver):
 
     Make one for each registry: Prometheus refuses a second metric of the same name. The times are in seconds. Every
     metric has the labels ``lock`` and ``recipe``: ``lock``, ``semaphore``, ``reader``, ``writer``, ``multilock``,
-    ``election`` or ``job``.
+    ``election``, ``job`` or ``row``.
 
     Args:
         registry: Where the metrics are registered; that of ``prometheus_client.REGISTRY`` by default.

@@ -430,7 +430,7 @@ class RowClient(Uncopied):
             refuse_notify_elsewhere(self._store.database.dialect)
         self._tables += 1
         terms = Terms(
-            name=table,
+            name=described.lease_name(),
             store_name=f"{self._tables}",
             timing=timing,
             wait=None,

@@ -209,7 +209,7 @@ class PostgresqlRows:
         return {row[0]: seen_lease(*row[1:]) for row in found}
 
     async def end(self, table: Table, key: str, token: int) -> bool:
-        """See `fencing_sdk.rows._store.RowDatabase.end`. A transaction that has the row locked is not waited for long."""
+        """See `fencing_sdk.rows._store.RowDatabase.end`. It does not wait long for a transaction of the row."""
         name, own = table.names()
         ended = await self._ask(
             "revoke",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fencing_sdk._values.claim import LOCK, Gone, Seen
+from fencing_sdk._values.claim import LOCK, Gone, LockName, Seen
 from fencing_sdk._values.clock import TICK
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Timing
@@ -80,10 +80,11 @@ class Table:
         """Return the names of the table and of its key, quoted."""
         return quoted(self.name, mark), quoted(self.key, mark)
 
-    def lease_name(self, rows: Sequence[ClaimedRow]) -> str:
-        """Name a lease by its row, or by the first of several."""
+    def lease_name(self, rows: Sequence[ClaimedRow] = ()) -> LockName:
+        """Name a lease by its row, or by the first of several, and a claim by the table. Metrics keep no row apart."""
         more = f" and {len(rows) - 1} more" if rows[1:] else ""
-        return f"{self.name}/{rows[0].key}{more}"
+        name = f"{self.name}/{rows[0].key}{more}" if rows else self.name
+        return LockName(name, f"{self.name}/{{{self.key}}}", "row")
 
 
 def names_of_values(text: str) -> list[str]:
