@@ -102,7 +102,7 @@ class SqliteRows:
             await asyncio.wrap_future(closed)
 
     async def _ask(self, operation: str, do: Callable[[RowFile], T], *, urgent: bool = False) -> T:
-        with ErrorTranslation(partial(_translated, self._path), operation):
+        with ErrorTranslation(partial(translated_of, self._path), operation):
             return await asyncio.wrap_future(self._thread.submit(do, urgent=urgent))
 
 
@@ -190,7 +190,8 @@ def _end(table: Table, key: str, token: int, file: RowFile) -> bool:
         return file.execute(statement, now=now, ticks=int(now * 1e6) // TICK, key=key, token=token).rowcount > 0
 
 
-def _translated(path: Path, operation: str, error: Exception) -> BackendError:
+def translated_of(path: object, operation: str, error: Exception) -> BackendError:
+    """Return the error of the contract for *error*; a mistake in the application's SQL is a refusal."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_ERROR or isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
         return BackendRefusedError(STORE, operation, f"the database refuses: {one_line(error)}")

@@ -14,6 +14,7 @@ from fencing_sdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from fencing_sdk.testing._plugin_worlds import LeaseEnder, Pause, PauseAnywhere
+    from fencing_sdk.testing._rows import WorldDatabase
     from fencing_sdk.testing.comparison import Comparison
     from fencing_sdk.testing.faults import FaultyBackend
     from fencing_sdk.testing.suites import BackendSuite, GuardSuite
@@ -31,6 +32,7 @@ __all__ = [
     "UnfencedStore",
     "World",
     "WorldClient",
+    "WorldDatabase",
 ]
 
 _HOMES = {
@@ -45,6 +47,7 @@ _HOMES = {
     "UnfencedStore": "world",
     "World": "world",
     "WorldClient": "world",
+    "WorldDatabase": "_rows",
 }
 """Name -> the module of this package that it lives in. A new name also goes into ``__all__`` and above."""
 

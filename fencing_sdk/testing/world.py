@@ -36,8 +36,10 @@ from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
 from fencing_sdk.guards import admitted
+from fencing_sdk.rows._client import RowClient
 from fencing_sdk.testing._kernel import Kernel, Link, Network, WorldBackend, client_for_threads
 from fencing_sdk.testing._loop import Process, ProcessClock, Timeline
+from fencing_sdk.testing._rows import WorldDatabase, WorldRows
 
 __all__ = ["FencedStore", "Link", "Store", "UnfencedStore", "World", "WorldClient", "Write"]
 
@@ -136,6 +138,10 @@ class World:
         """Add a resource that refuses stale tokens."""
         return FencedStore(self._kernel.timeline, self._kernel.network, self._kernel.new_name(name))
 
+    def database(self, name: str = "app") -> WorldDatabase:
+        """Add a database in memory, with tables of your own, whose rows clients lease: see `WorldClient.row_client`."""
+        return WorldDatabase(self._kernel.timeline, self._kernel.new_name(name))
+
     def holder(self, name: str) -> str | None:
         """Return the client that holds lock *name* at this moment, in the eyes of the service."""
         return self._kernel.service.holder(name)
@@ -199,6 +205,20 @@ class WorldClient:
         """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""
         process.on_close(self.locks.aclose)
         process.spawn(self.locks.__aenter__())  # in front of everything that the client will do
+
+    def row_client(self, database: WorldDatabase) -> RowClient:
+        """
+        Open a client of leased rows in this process, on its clock; ``leased_by`` is the name of the process.
+
+        Its messages go over `link`, where ``"acquire"`` stands for a claim.
+        """
+        observers = [self.events.append, _historian(self._kernel.timeline, self.name)]
+        rows = WorldRows(self.link, database)
+        client = RowClient(rows, observers=observers, open_wait=None, label=self.name)  # open at once
+        on_clock(client._client, self._process.clock)  # noqa: SLF001  (no option: users have one clock)
+        self._process.on_close(client.aclose)
+        self._process.spawn(client.__aenter__())
+        return client
 
     def __repr__(self) -> str:
         return f"<WorldClient {shown(self.name)}{', paused' if self.paused else ''}>"
