@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypedDict, cast
 
 from fencing_sdk._arguments import check_fences
 from fencing_sdk._client import LockClient, engine_of_client
@@ -33,11 +34,10 @@ from fencing_sdk.errors import (
     shown,
 )
 from fencing_sdk.guards.sql._transaction import perform
-from fencing_sdk.rows._store import Held, RowDatabase, RowStore
-from fencing_sdk.rows._table import Table, admitting, finishing, refuse_notify_elsewhere
+from fencing_sdk.rows._store import LONGEST_REST, Held, RowDatabase, RowStore
+from fencing_sdk.rows._table import Table, admitting, refuse_notify_elsewhere
 
 _LONGEST_POLL = 5.0
-_LONGEST_REST = 86400.0
 _MOST_ROWS = 1000
 _MOST_TASKS = 1000
 
@@ -83,8 +83,7 @@ class RowLease(Lease):
             ConfigurationError: a column cannot be written.
         """
         self.check()
-        await perform(transaction, finishing(self._held.table, self._held.rows, columns))
-        self._held.finished = True
+        await perform(transaction, self._held.finishing(columns))
 
     async def admit(self, transaction: object, /) -> None:
         """
@@ -107,15 +106,70 @@ class RowLease(Lease):
             ConfigurationError: *delay* is not a time up to a day.
             UsageError: the row was finished.
         """
-        _put_off(self._held, delay)
+        self._held.put_off(delay)
         await self.release()
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.end_block(raised)
+        await super().__aexit__(kind, raised, traceback)
 
-def _put_off(held: Held, delay: Seconds) -> None:
-    if held.finished:
-        msg = "the row was finished, so it cannot be put off"
-        raise UsageError(msg)
-    held.after = seconds(delay, "delay", high=_LONGEST_REST)
+
+class TakeLife:
+    """The life of a claim of a task or a thread: it is entered once, and in a loop at once."""
+
+    __slots__ = ("_name", "entered", "lease", "looped")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.lease: RowLease | None = None
+        """The lease of the claim, once it is made by its block or its loop."""
+        self.looped = False
+        self.entered = False
+
+    def check_enterable(self) -> None:
+        """
+        Do nothing if the block may begin now.
+
+        Raises:
+            UsageError: it has begun before.
+        """
+        if self.entered:
+            msg = f"a claim of {shown(self._name)} is entered once; make another one: take()"
+            raise UsageError(msg)
+
+    def refuse_unentered(self, statement: str) -> UsageError | None:
+        """Return the error if the block has not begun when its loop goes on. Then the caller gives the row back."""
+        if self.entered:
+            return None
+        return UsageError(f"write '{statement} job as lease:' as the first line of the loop; the row was given back")
+
+    def swallows(self, raised: BaseException | None, end: BaseException | None) -> bool:
+        """
+        Return whether the block keeps what its body *raised*: in a loop, nothing but the end of this lease.
+
+        *end* is what is on its way out when the row was given back.
+
+        Raises:
+            BaseException: *end*, if it is neither that nor what the body raised.
+        """
+        if self.looped and end is not None and self._is_the_end(end):
+            logger.warning("rows: %s", end)
+            return not isinstance(raised, GeneratorExit)  # a generator that is closed ends: its loop must not go on
+        if end is not None and end is not raised:
+            raise end
+        return False
+
+    def _is_the_end(self, error: BaseException) -> bool:
+        """Return whether *error* says nothing but that this claim is no longer the last one."""
+        assert self.lease is not None  # its block ends
+        if isinstance(error, BaseExceptionGroup):
+            return all(map(self._is_the_end, error.exceptions))
+        if isinstance(error, StaleTokenError):
+            return (error.resource, error.token) in self.lease._held.claims()  # noqa: SLF001  (of this module)
+        own = state_of(self.lease)
+        return isinstance(error, LeaseLostError) and (error.name, error.token) == (own.name, own.number)
 
 
 class RowTake(Lock):
@@ -127,13 +181,11 @@ class RowTake(Lock):
     goes on.
     """
 
-    __slots__ = ("_looped", "_taken", "entered")
+    __slots__ = ("_life",)
 
     def __init__(self, engine: Callable[[], Engine], terms: Terms, fences: Fences) -> None:
         super().__init__(engine, terms, fences)
-        self._taken: RowLease | None = None
-        self._looped = False
-        self.entered = False
+        self._life = TakeLife(self.name)
 
     def _acquire(self, terms: Terms) -> Coroutine[Any, Any, Lease]:
         return self._engine().hold(terms, self._fences)  # a task may hold several rows
@@ -147,11 +199,10 @@ class RowTake(Lock):
         return cast("RowLease | None", await super().try_acquire())
 
     async def __aenter__(self) -> RowLease:
-        if self.entered:
-            msg = f"a claim of {shown(self.name)} is entered once; make another one: take()"
-            raise UsageError(msg)
-        self.entered = True
-        lease = self._taken = self._taken or await self.acquire()
+        life = self._life
+        life.check_enterable()
+        life.entered = True
+        lease = life.lease = life.lease or await self.acquire()
         try:
             enter_with(self, lease)
         except BaseException:
@@ -162,46 +213,19 @@ class RowTake(Lock):
     async def __aexit__(  # type: ignore[override]
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        lease = self._taken
-        assert lease is not None  # __aenter__ has it
-        held = lease._held  # noqa: SLF001  (of this module)
-        held.in_doubt = raised is not None
-        if isinstance(raised, Exception):
-            held.after = held.table.rest
-        end: BaseException | None = raised
+        life, end = self._life, raised
+        assert life.lease is not None  # __aenter__ has it
+        life.lease._held.end_block(raised)  # noqa: SLF001  (of this module)
         try:
             await super().__aexit__(kind, raised, traceback)
         except (LeaseLostError, StaleTokenError) as error:
-            if not (self._looped and _is_end_of(lease, error)):
-                raise
             end = error
-        if not (self._looped and end is not None and _is_end_of(lease, end)):
-            return False
-        logger.warning("rows: %s", end)
-        return True
+        return life.swallows(raised, end)
 
     @property
     def row_name(self) -> str:
         """Name of the row once it is claimed; that of the table before."""
-        return self.name if self._taken is None else self._taken.name
-
-    async def _take_in_loop(self) -> None:
-        self._looped = True
-        self._taken = await self.acquire(wait=None)
-
-    async def _check_entered(self) -> None:
-        if not self.entered and self._taken is not None:
-            await self._taken.release()
-            msg = "write 'async with job as lease:' as the first line of the loop; the row was given back"
-            raise UsageError(msg)
-
-
-def _is_end_of(lease: RowLease, error: BaseException) -> bool:
-    """Return whether *error* says nothing but that this claim is no longer the last one."""
-    own = state_of(lease)
-    if isinstance(error, LeaseLostError):
-        return (error.name, error.token) == (own.name, own.number)
-    return isinstance(error, StaleTokenError) and error.resource == own.name
+        return self.name if self._life.lease is None else self._life.lease.name
 
 
 class LeasedRows(Uncopied):
@@ -251,17 +275,27 @@ class LeasedRows(Uncopied):
         return LeasedRows(self._client, self._store, self._table, self._terms._replace(store_name=name), self._fences)
 
     async def __aiter__(self) -> AsyncIterator[RowTake]:
+        while (job := await self._next()) is not None:
+            yield job
+            life = life_of(job)
+            if life.lease is not None and (error := life.refuse_unentered("async with")) is not None:
+                await life.lease.release()
+                raise error
+
+    async def _next(self) -> RowTake | None:
+        """Wait for a row and return its claim, to be entered at once; None when the client drains."""
         while True:
             job = self.take()
+            life = life_of(job)
             try:
-                await job._take_in_loop()  # noqa: SLF001  (of this module)
+                life.lease = await job.acquire()
             except DrainingError:
-                return
+                return None
             except BackendUnavailableError as error:
                 logger.warning("rows: the next row of %s is waited for, although %s", self._table.name, error)
                 continue
-            yield job
-            await job._check_entered()  # noqa: SLF001
+            life.looped = True
+            return job
 
     async def run(self, handle: Callable[[RowLease], Awaitable[object]], *, at_once: int = 1) -> None:
         """
@@ -290,9 +324,13 @@ class LeasedRows(Uncopied):
                 except Exception:  # noqa: BLE001  (of the user's work, whatever it is: the others go on)
                     logger.exception("rows: the work on %s failed", job.row_name)
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(_whole(at_once, "at_once", _MOST_TASKS)):
-                tasks.create_task(work())
+        number = check_at_once(at_once)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(number):
+                    tasks.create_task(work(), name="fencing-rows")
+        except BaseExceptionGroup as refused:  # once for each task
+            raise refused.exceptions[0] from None
 
     def each(
         self, *, at_once: int = 1
@@ -303,7 +341,7 @@ class LeasedRows(Uncopied):
         Raises:
             ConfigurationError: *at_once* is not a number from 1 to 1000.
         """
-        _whole(at_once, "at_once", _MOST_TASKS)
+        check_at_once(at_once)
 
         def decorate(
             function: Callable[[RowLease], Coroutine[Any, Any, object]],
@@ -322,6 +360,44 @@ def _whole(number: object, parameter: str, most: int) -> int:
         msg = f"{parameter} must be a whole number from 1 to {most}, got {shown(number)}"
         raise ConfigurationError(msg)
     return number
+
+
+def check_at_once(number: object) -> int:
+    """Return the number of tasks or threads that work on rows."""
+    return _whole(number, "at_once", _MOST_TASKS)
+
+
+def life_of(take: RowTake) -> TakeLife:
+    """Return the life of *take*, which a thread leads too. For this package alone."""
+    return take._life  # noqa: SLF001  (the one door to it)
+
+
+def held_by(lease: RowLease) -> Held:
+    """Return what the store knows of the rows of *lease*. For this package alone."""
+    return lease._held  # noqa: SLF001
+
+
+async def next_of(rows: LeasedRows) -> RowTake | None:
+    """Do what a loop over *rows* does for its next round. For this package alone."""
+    return await rows._next()  # noqa: SLF001
+
+
+class RowOptions(TypedDict, total=False):
+    """The parameters of `RowClient.rows` besides the table."""
+
+    key: str
+    where: str
+    order: str | None
+    on_claim: str
+    values: Mapping[str, object] | None
+    ttl: Seconds
+    rest: Seconds
+    poll: Seconds
+    notify: str | None
+    safety_buffer: Seconds | None
+    heartbeat_interval: Seconds | None
+    max_hold: Seconds | None
+    fences: Sequence[Guard]
 
 
 class RowClient(Uncopied):
@@ -344,7 +420,7 @@ class RowClient(Uncopied):
         self._client = LockClient(self._store, observers=observers, drain=drain, open_wait=open_wait, label=label)
         self._store.ring = self._look_again
         self._label = label
-        self._tables = 0
+        self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
         return repr(self._client).replace("LockClient", "RowClient", 1)
@@ -423,15 +499,14 @@ class RowClient(Uncopied):
             on_claim=on_claim,
             values=dict(values or {}),
             timing=timing,
-            rest=seconds(rest, "rest", high=_LONGEST_REST),
+            rest=seconds(rest, "rest", high=LONGEST_REST),
             notify=notify,
         )
         if notify is not None:
             refuse_notify_elsewhere(self._store.database.dialect)
-        self._tables += 1
         terms = Terms(
             name=described.lease_name(),
-            store_name=f"{self._tables}",
+            store_name=f"{next(self._numbers)}",
             timing=timing,
             wait=None,
             backoff=lambda _: pause * JITTER.uniform(0.6, 1.0),
@@ -471,6 +546,11 @@ class RowClient(Uncopied):
     def status(self) -> Status:
         """Return the state of the client, without asking the database: see `fencing_sdk.LockClient.status`."""
         return self._client.status()
+
+
+def locks_of(client: RowClient) -> LockClient:
+    """Return the client below *client*, whose locks are claims of rows. For this package alone."""
+    return client._client  # noqa: SLF001
 
 
 def row_client(

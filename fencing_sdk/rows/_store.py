@@ -19,14 +19,18 @@ from fencing_sdk._values.answer import Answer, Settled
 from fencing_sdk._values.claim import HELD, Busy, Claim, Gone, Place, Seen
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.tasks import start_task
+from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.abc import Bell, Kept
-from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
-from fencing_sdk.rows._table import STORE, ClaimedRow, Table
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, UsageError
+from fencing_sdk.guards.sql._transaction import Transaction
+from fencing_sdk.rows._table import STORE, ClaimedRow, Settling, Table, finishing
 
 _FLIGHTS = 2
 """Claims of one table that are under way at once."""
 _MOST = 100
 """Rows that one statement claims."""
+LONGEST_REST = 86400.0
+"""Seconds for which a row that is given back stays leased, at most."""
 
 Renewal = tuple[Any, int, float]
 """Key, token and seconds of a row that is to be renewed, or that is to be given back after so many seconds."""
@@ -100,7 +104,7 @@ class RowDatabase(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """Rows of one lease."""
+    """Rows of one lease, of a task or a thread, and what is to become of them when it ends."""
 
     table: Table
     rows: Sequence[ClaimedRow]
@@ -110,6 +114,39 @@ class Held:
     """Finished in a transaction of the user, which may not be over: its lock on the rows is the lease."""
     in_doubt: bool = True
     """False if its block ended as it should, so that the transaction was not rolled back."""
+
+    def finishing(self, columns: Mapping[str, object]) -> Settling:
+        """Finish the rows in a transaction of the user: see `fencing_sdk.rows._table.finishing`."""
+        settle = finishing(self.table, self.rows, columns)
+
+        async def finish(opened: Transaction) -> None:
+            await settle(opened)
+            self.finished = True
+
+        return finish
+
+    def claims(self) -> set[tuple[str, int]]:
+        """Return each row by its name, with its token."""
+        return {(self.table.lease_name([row]), row.token) for row in self.rows}
+
+    def put_off(self, delay: Seconds) -> None:
+        """
+        Have the rows stay leased for *delay* seconds once they are given back.
+
+        Raises:
+            ConfigurationError: *delay* is not a time up to a day.
+            UsageError: the rows were finished.
+        """
+        if self.finished:
+            msg = "the row was finished, so it cannot be put off"
+            raise UsageError(msg)
+        self.after = seconds(delay, "delay", high=LONGEST_REST)
+
+    def end_block(self, raised: BaseException | None) -> None:
+        """Note how the block of the lease ends: an error keeps the rows for the ``rest`` of their table."""
+        self.in_doubt = raised is not None
+        if isinstance(raised, Exception):
+            self.after = self.table.rest
 
 
 @dataclass(eq=False, slots=True)
