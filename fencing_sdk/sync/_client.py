@@ -34,23 +34,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LockClient(Uncopied):
-    """
-    Makes locks for threads on one backend, and renews all their leases in one background thread.
-
-    Make one for a process, at import if you like, and use it from all threads. The first call that needs the store
-    starts the thread and opens the connection. `close` ends both, and so does the end of the interpreter: what is
-    held then is released at once. ``with client`` opens it and closes it.
-
-    A forked child may use it too: its first call starts a thread and a connection of its own. The leases of its parent
-    are over in the child, and go on in the parent.
-
-    Args:
-        client: A client that is used here alone, and that is not open.
-
-    Raises:
-        UnsupportedError: this is a subinterpreter, in which its background thread cannot run.
-    """
+class ClientForThreads(Uncopied):
+    """A client for tasks, opened, drained and closed by a thread of its own: what such clients have in common."""
 
     def __init__(self, client: TaskLockClient) -> None:
         given: object = client
@@ -62,7 +47,7 @@ class LockClient(Uncopied):
         self._bridges: dict[int, LoopThread] = {}
 
     def __repr__(self) -> str:
-        return repr(self._client).replace("LockClient", "sync.LockClient", 1)
+        return repr(self._client).replace("LockClient", f"sync.{type(self).__name__}", 1)
 
     def __del__(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
         if interpreter_ends():  # it was closed before, and the globals of this module may be gone
@@ -93,6 +78,66 @@ class LockClient(Uncopied):
             UsageError: this is the client's own thread.
         """
         self._bridge().close()
+
+    def drain(self, *, within: Seconds) -> bool:
+        """
+        Let what runs end, and begin nothing new: the last call before `close`. See `fencing_sdk.LockClient.drain`.
+
+        A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped. Return
+        whether every lock was released in time.
+        """
+        return self._bridge().call(functools.partial(self._client.drain, within=within))
+
+    def draining_on(self, *signals: int, within: Seconds) -> AbstractContextManager[None]:
+        """
+        Drain when one of the *signals* comes: ``with locks, locks.draining_on(SIGTERM, SIGINT, within=25):``.
+
+        Threads that wait for a lock get a `DrainingError` at once, and bodies go on. A second signal ends the leases
+        now, a third does what it did before. No thread is stopped: a block that waits for no lock asks `draining`.
+        The end of the block waits until every lock was released. A `DrainingError` that leaves it is its end in
+        order. A handler that a program has set before, such as gunicorn's, is called too.
+
+        Arguments are those of `fencing_sdk.LockClient.draining_on`.
+
+        Raises:
+            ConfigurationError: as `fencing_sdk.LockClient.draining_on`.
+            BackendError: on entering, the client was not open yet, and could not be opened.
+            UsageError: on entering, this is not the main thread.
+        """
+        limit = seconds(within, "within")
+        return DrainOnSignals(self._bridge, self._client, check_signals(signals), limit)
+
+    @property
+    def draining(self) -> bool:
+        """True if the client drains, so that nothing new begins. Worker loops should check it."""
+        return self._client.draining
+
+    def status(self) -> Status:
+        """See `fencing_sdk.LockClient.status`. A client that no call has opened yet is ready, until `close`."""
+        return Status(open=True) if self._bridge().idle else self._client.status()
+
+    def _bridge(self) -> LoopThread:
+        bridge = self._bridges.get(os.getpid())
+        return bridge or self._bridges.setdefault(os.getpid(), LoopThread(self._client))
+
+
+class LockClient(ClientForThreads):
+    """
+    Makes locks for threads on one backend, and renews all their leases in one background thread.
+
+    Make one for a process, at import if you like, and use it from all threads. The first call that needs the store
+    starts the thread and opens the connection. `close` ends both, and so does the end of the interpreter: what is
+    held then is released at once. ``with client`` opens it and closes it.
+
+    A forked child may use it too: its first call starts a thread and a connection of its own. The leases of its parent
+    are over in the child, and go on in the parent.
+
+    Args:
+        client: A client that is used here alone, and that is not open.
+
+    Raises:
+        UnsupportedError: this is a subinterpreter, in which its background thread cannot run.
+    """
 
     def lock(self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]) -> Lock:
         """
@@ -274,43 +319,6 @@ class LockClient(Uncopied):
         """Take *name* away from its holder. Arguments, value and errors: as `fencing_sdk.LockClient.revoke`."""
         return self._bridge().call(functools.partial(self._client.revoke, name, token=token, reason=reason))
 
-    def drain(self, *, within: Seconds) -> bool:
-        """
-        Let what runs end, and begin nothing new: the last call before `close`. See `fencing_sdk.LockClient.drain`.
-
-        A lease that is held after *within* seconds is lost with `LossReason.DRAINED`. Its thread is not stopped. Return
-        whether every lock was released in time.
-        """
-        return self._bridge().call(functools.partial(self._client.drain, within=within))
-
-    def draining_on(self, *signals: int, within: Seconds) -> AbstractContextManager[None]:
-        """
-        Drain when one of the *signals* comes: ``with locks, locks.draining_on(SIGTERM, SIGINT, within=25):``.
-
-        Threads that wait for a lock get a `DrainingError` at once, and bodies go on. A second signal ends the leases
-        now, a third does what it did before. No thread is stopped: a block that waits for no lock asks `draining`.
-        The end of the block waits until every lock was released. A `DrainingError` that leaves it is its end in
-        order. A handler that a program has set before, such as gunicorn's, is called too.
-
-        Arguments are those of `fencing_sdk.LockClient.draining_on`.
-
-        Raises:
-            ConfigurationError: as `fencing_sdk.LockClient.draining_on`.
-            BackendError: on entering, the client was not open yet, and could not be opened.
-            UsageError: on entering, this is not the main thread.
-        """
-        limit = seconds(within, "within")
-        return DrainOnSignals(self._bridge, self._client, check_signals(signals), limit)
-
-    @property
-    def draining(self) -> bool:
-        """True if the client drains, so that nothing new begins. Worker loops should check it."""
-        return self._client.draining
-
-    def status(self) -> Status:
-        """See `fencing_sdk.LockClient.status`. A client that no call has opened yet is ready, until `close`."""
-        return Status(open=True) if self._bridge().idle else self._client.status()
-
     def run(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """
         Call an ``async def`` function in the thread of this client, and wait for what it returns.
@@ -332,10 +340,6 @@ class LockClient(Uncopied):
             return running
 
         return self._bridge().call(called)
-
-    def _bridge(self) -> LoopThread:
-        bridge = self._bridges.get(os.getpid())
-        return bridge or self._bridges.setdefault(os.getpid(), LoopThread(self._client))
 
 
 def _check_runs(function: object, *, runs: bool) -> None:
