@@ -70,14 +70,17 @@ class Transaction:
         """
         if hasattr(transaction, "flush") and hasattr(transaction, "connection"):
             transaction = transaction.connection()  # of SQLAlchemy's Session
+        if hasattr(transaction, "ensure_connection"):  # Django's
+            transaction.ensure_connection()
+            transaction = transaction.connection
         if hasattr(transaction, "exec_driver_sql"):
             self._recognise_alchemy(transaction)
         elif not self._recognise(transaction) or (self.dialect == POSTGRESQL and _is_psycopg2(transaction)):
             package = type(transaction).__module__.partition(".")[0]
             msg = (
                 "a transaction must be a connection of sqlite3, aiosqlite, asyncpg, psycopg 3, asyncmy, aiomysql, "
-                "PyMySQL or mysqlclient, or SQLAlchemy's (Async)Session or (Async)Connection, also over psycopg2, "
-                f"not {type(transaction).__name__} of {package}"
+                "PyMySQL or mysqlclient, Django's connection, or SQLAlchemy's (Async)Session or (Async)Connection, also "
+                f"over psycopg2, not {type(transaction).__name__} of {package}"
             )
             raise UsageError(msg)
 
@@ -116,11 +119,11 @@ class Transaction:
     def _recognise_alchemy(self, connection: Any) -> None:
         dialect = dialect_of(connection.dialect.name)
         if dialect not in _AUTOCOMMIT:
-            msg = f"SqlGuard supports SQLite, PostgreSQL, MySQL and MariaDB, not {dialect}"
+            msg = f"fencing_sdk supports SQLite, PostgreSQL, MySQL and MariaDB, not {dialect}"
             raise UnsupportedError(msg)
         pooled = connection.connection
         if not self._recognise(pooled.driver_connection) or self.dialect != dialect:
-            msg = f"SqlGuard cannot see what {type(pooled.driver_connection).__module__} commits; use another driver"
+            msg = f"fencing_sdk cannot see what {type(pooled.driver_connection).__module__} commits; use another driver"
             raise UnsupportedError(msg)
         if dialect == POSTGRESQL:
             self.begins = not getattr(pooled.dbapi_connection, "autocommit", False)
@@ -188,7 +191,10 @@ def perform_sync(transaction: object, work: Callable[[Transaction], Coroutine[An
     """Run *work* in a *transaction* of a driver that blocks. Errors are those of `Transaction`."""
     opened = None if hasattr(transaction, "run_sync") else Transaction(transaction)
     if opened is None or opened.is_awaited:
-        msg = f"{type(transaction).__name__} is asynchronous: await guard.admit(...) instead of admit_sync"
+        msg = (
+            f"{type(transaction).__name__} is asynchronous, and this call blocks: await guard.admit(...) instead of "
+            "admit_sync(), or use fencing_sdk.rows instead of fencing_sdk.rows.sync"
+        )
         raise UsageError(msg)
     try:
         work(opened).send(None)
