@@ -24,7 +24,7 @@ HOMES = {
     "time": {"_values.clock"},
     "random": {"_values.clock"},  # drawing from the process's generator changes what a seeded program does
     "threading": {"_engine.timers", "_values.drivers", "backends.sqlite", "backends.zookeeper", "diagnosis", "guards"}
-    | {"sync"},
+    | {"sync", "rows.sync"},
     "CancelScope": {"_values.tasks", "_engine.lease_scope", "_lease_state"},
     "ContextVar": {"_lease"},
     "tenacity": {"_engine"},
