@@ -79,8 +79,8 @@ class Transaction:
             package = type(transaction).__module__.partition(".")[0]
             msg = (
                 "a transaction must be a connection of sqlite3, aiosqlite, asyncpg, psycopg 3, asyncmy, aiomysql, "
-                "PyMySQL or mysqlclient, Django's connection, or SQLAlchemy's (Async)Session or (Async)Connection, also "
-                f"over psycopg2, not {type(transaction).__name__} of {package}"
+                "PyMySQL or mysqlclient, Django's connection, or SQLAlchemy's (Async)Session or (Async)Connection, "
+                f"also over psycopg2, not {type(transaction).__name__} of {package}"
             )
             raise UsageError(msg)
 
