@@ -1,19 +1,29 @@
-"""A database with a table of jobs, for tests of leased rows; one kind for each column of the tests."""
+"""
+A database with a table of jobs, for tests of leased rows; one kind for each column of the tests.
+
+A promise to tasks and threads alike is one scenario: see `both_worlds`. Its client and its transactions are those of
+the world that it runs in.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import asyncmy
+import psycopg
+import pymysql
 import pytest
+from both_worlds import at_once, shown
 from mysql_server import MysqlServer
 from postgresql_server import PostgresqlServer
 
-from fencing_sdk.rows import RowClient, row_client, schema_sql
+import fencing_sdk.rows.sync
+from fencing_sdk.rows import row_client, schema_sql
 
 _JOBS = """
 CREATE TABLE jobs (
@@ -27,6 +37,8 @@ class RowBench(Protocol):
     """A database of this test alone."""
 
     url: str
+    world: str
+    """``tasks`` or ``threads``."""
 
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement, which writes its values as ``%s``, and return its rows."""
@@ -41,6 +53,7 @@ class SqliteRowBench:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.url = f"sqlite:///{path}"
+        self.world = "tasks"
 
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.path, timeout=10)) as connection, connection:
@@ -58,6 +71,7 @@ class PostgresqlRowBench:
     def __init__(self, server: PostgresqlServer) -> None:
         self.server = server
         self.url = server.url
+        self.world = "tasks"
 
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         for number in range(1, len(values) + 1):
@@ -66,6 +80,10 @@ class PostgresqlRowBench:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
+        if self.world == "threads":
+            with psycopg.connect(self.url) as blocking:
+                yield blocking
+            return
         async with self.server.connected() as connection, connection.transaction():
             yield connection
 
@@ -74,14 +92,20 @@ class MysqlRowBench:
     def __init__(self, server: MysqlServer) -> None:
         self.server = server
         self.url = server.url
+        self.world = "tasks"
 
     def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return self.server.ask(statement, *values)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        url = self.server
-        connection = await asyncmy.connect(host="127.0.0.1", port=url.port, user="root", db=url.database)
+        address = {"host": "127.0.0.1", "port": self.server.port, "user": "root", "db": self.server.database}
+        if self.world == "threads":
+            with closing(pymysql.connect(**address)) as blocking:
+                yield blocking
+                blocking.commit()
+            return
+        connection = await asyncmy.connect(**address)
         try:
             await connection.begin()
             yield connection
@@ -119,5 +143,23 @@ def add_jobs(bench: RowBench, number: int) -> None:
         bench.ask("INSERT INTO jobs (id) VALUES (%s)", key)
 
 
-def client_of(bench: RowBench, **options: Any) -> RowClient:
-    return row_client(bench.url, **options)
+def client_of(bench: RowBench, **options: Any) -> Any:
+    """Make a client for the world of the bench, with the words of that for tasks."""
+    threads = bench.world == "threads"
+    return (
+        shown(fencing_sdk.rows.sync.row_client(bench.url, **options)) if threads else row_client(bench.url, **options)
+    )
+
+
+def in_both_worlds(scenario: Callable[[RowBench], Coroutine[Any, Any, None]]) -> Any:
+    """Make a test of a *scenario* that takes a bench."""
+
+    async def test(bench: RowBench, world: str) -> None:
+        bench.world = world
+        if world == "tasks":
+            await scenario(bench)
+        else:
+            await asyncio.to_thread(at_once, scenario(bench))
+
+    test.__doc__ = scenario.__doc__
+    return pytest.mark.parametrize("world", ["tasks", "threads"])(test)

@@ -1,19 +1,30 @@
-"""Promises of leased rows, on each database."""
+"""Promises of leased rows to tasks and threads, on each database."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from both_worlds import beside, comes
 from mysql_programs import flavours
 from patience import until
-from row_benches import RowBench, add_jobs, client_of, row_bench
+from row_benches import RowBench, add_jobs, client_of, in_both_worlds, row_bench
 
-from fencing_sdk import LeaseLostError, LockHeldError, LossReason, StaleTokenError, UsageError
-from fencing_sdk.rows import LeasedRows, RowClient, schema_sql
+from fencing_sdk import (
+    BackendRefusedError,
+    LeaseLostError,
+    LockHeldError,
+    LossReason,
+    StaleTokenError,
+    UsageError,
+    current_token,
+)
+from fencing_sdk.rows import schema_sql
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
 pytestmark = pytest.mark.server
@@ -34,10 +45,20 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
         yield made
 
 
-def jobs_of(db: RowClient, **options: Any) -> LeasedRows:
+def jobs_of(db: Any, **options: Any) -> Any:
     return db.rows("jobs", **{**JOBS, **options})
 
 
+async def finish(bench: RowBench, lease: Any) -> None:
+    async with bench.transaction() as transaction:
+        await lease.finish(transaction, state="done")
+
+
+async def states(bench: RowBench, **numbers: int) -> bool:
+    return dict(bench.ask("SELECT state, count(*) FROM jobs GROUP BY state")).items() >= numbers.items()
+
+
+@in_both_worlds
 async def test_a_row_is_claimed_and_finished_in_the_users_transaction(bench: RowBench) -> None:
     add_jobs(bench, 2)
     async with client_of(bench) as db, jobs_of(db).take() as lease:
@@ -47,6 +68,7 @@ async def test_a_row_is_claimed_and_finished_in_the_users_transaction(bench: Row
     assert bench.ask("SELECT id, state, result FROM jobs ORDER BY id") == [(1, "done", "pdf"), (2, "queued", None)]
 
 
+@in_both_worlds
 async def test_a_row_is_claimed_by_one_at_a_time(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as one, client_of(bench) as other, jobs_of(one).take():
@@ -54,6 +76,7 @@ async def test_a_row_is_claimed_by_one_at_a_time(bench: RowBench) -> None:
             await jobs_of(other).take(wait=0).acquire()
 
 
+@in_both_worlds
 async def test_leaving_without_a_finish_gives_the_row_back_at_once(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -63,6 +86,7 @@ async def test_leaving_without_a_finish_gives_the_row_back_at_once(bench: RowBen
             assert second.token > first._state.number
 
 
+@in_both_worlds
 async def test_an_error_keeps_the_row_for_a_while(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -73,6 +97,7 @@ async def test_an_error_keeps_the_row_for_a_while(bench: RowBench) -> None:
             await jobs_of(db).take(wait=0).acquire()
 
 
+@in_both_worlds
 async def test_a_finish_that_was_rolled_back_leaves_the_row_to_the_next(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -84,6 +109,7 @@ async def test_a_finish_that_was_rolled_back_leaves_the_row_to_the_next(bench: R
             assert again.row["attempts"] == 2
 
 
+@in_both_worlds
 async def test_a_zombie_finishes_nothing(bench: RowBench) -> None:
     """Its claim is over, and another one came later: all that its transaction has written is rolled back."""
     add_jobs(bench, 1)
@@ -99,6 +125,7 @@ async def test_a_zombie_finishes_nothing(bench: RowBench) -> None:
     assert bench.ask("SELECT state FROM jobs") == [("queued",)]
 
 
+@in_both_worlds
 async def test_a_finish_is_made_once(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db, jobs_of(db).take() as lease:
@@ -109,6 +136,7 @@ async def test_a_finish_is_made_once(bench: RowBench) -> None:
                 await lease.finish(transaction, state="queued")
 
 
+@in_both_worlds
 async def test_a_lease_is_renewed_beyond_its_ttl_and_lost_to_a_later_claim(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -118,20 +146,22 @@ async def test_a_lease_is_renewed_beyond_its_ttl_and_lost_to_a_later_claim(bench
                 await lease.renew()
                 assert bench.ask("SELECT leased_until FROM jobs") > before
                 bench.ask("UPDATE jobs SET lease_token = lease_token + 1")
-                await asyncio.sleep(60)
+                await lease.wait_lost()
         assert lost.value.reason is LossReason.TAKEN_OVER
 
 
+@in_both_worlds
 async def test_a_row_that_is_deleted_is_lost(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
         with pytest.raises(LeaseLostError) as lost:
-            async with jobs_of(db, ttl=1).take():
+            async with jobs_of(db, ttl=1).take() as lease:
                 bench.ask("DELETE FROM jobs")
-                await asyncio.sleep(60)
+                await lease.wait_lost()
         assert lost.value.reason is LossReason.REFUSED
 
 
+@in_both_worlds
 async def test_a_row_may_be_put_off(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -141,6 +171,7 @@ async def test_a_row_may_be_put_off(bench: RowBench) -> None:
             await jobs_of(db).take(wait=0).acquire()
 
 
+@in_both_worlds
 async def test_a_batch_has_one_lease_and_one_finish(bench: RowBench) -> None:
     add_jobs(bench, 5)
     async with client_of(bench) as db, jobs_of(db).batch(3).take() as lease:
@@ -151,28 +182,36 @@ async def test_a_batch_has_one_lease_and_one_finish(bench: RowBench) -> None:
     assert bench.ask("SELECT count(*) FROM jobs WHERE state = 'done'") == [(3,)]
 
 
-async def test_tasks_that_wait_get_a_row_each(bench: RowBench) -> None:
+@in_both_worlds
+async def test_several_that_wait_get_a_row_each(bench: RowBench) -> None:
     add_jobs(bench, 20)
     seen: list[int] = []
     async with client_of(bench) as db:
-        jobs = jobs_of(db)
 
         async def work(lease: Any) -> None:
             seen.append(lease.row["id"])
-            async with bench.transaction() as transaction:
-                await lease.finish(transaction, state="done")
-            if len(seen) == 20:
-                drained.set()
+            await finish(bench, lease)
 
-        drained = asyncio.Event()
-        running = asyncio.create_task(jobs.run(work, at_once=4))
-        await drained.wait()
+        running = beside(partial(jobs_of(db).run, work, at_once=4))
+        await comes(partial(states, bench, done=20))
         await db.drain(within=5)
-        await running
+        await running()
     assert sorted(seen) == list(range(1, 21))
-    assert bench.ask("SELECT count(*) FROM jobs WHERE state = 'done' AND attempts = 1") == [(20,)]
+    assert bench.ask("SELECT count(*) FROM jobs WHERE attempts = 1") == [(20,)]
 
 
+@in_both_worlds
+async def test_a_decorated_function_works_on_rows_until_the_drain(bench: RowBench) -> None:
+    async with client_of(bench) as db:
+        work = jobs_of(db).each(at_once=2)(partial(finish, bench))
+        running = beside(work)
+        add_jobs(bench, 3)
+        await comes(partial(states, bench, done=3))
+        await db.drain(within=5)
+        await running()
+
+
+@in_both_worlds
 async def test_a_loop_waits_for_a_row_and_ends_with_the_drain(bench: RowBench) -> None:
     taken: list[int] = []
     async with client_of(bench) as db:
@@ -181,18 +220,142 @@ async def test_a_loop_waits_for_a_row_and_ends_with_the_drain(bench: RowBench) -
             async for job in jobs_of(db):
                 async with job as lease:
                     taken.append(lease.row["id"])
-                    async with bench.transaction() as transaction:
-                        await lease.finish(transaction, state="done")
-                    done.set()
+                    await finish(bench, lease)
 
-        done = asyncio.Event()
-        looping = asyncio.create_task(loop())
-        await asyncio.sleep(0.1)
+        looping = beside(loop)
         add_jobs(bench, 1)
-        await done.wait()
+        await comes(partial(states, bench, done=1))
         await db.drain(within=5)
-        await looping
+        await looping()
     assert taken == [1]
+
+
+@in_both_worlds
+async def test_an_error_in_a_run_is_logged_and_the_others_go_on(bench: RowBench) -> None:
+    add_jobs(bench, 3)
+    async with client_of(bench) as db:
+
+        async def work(lease: Any) -> None:
+            if lease.row["id"] == 2:
+                raise ZeroDivisionError
+            await finish(bench, lease)
+
+        running = beside(partial(jobs_of(db, rest=60).run, work, at_once=2))
+        await comes(partial(states, bench, done=2))
+        await db.drain(within=5)
+        await running()
+    assert bench.ask("SELECT id, attempts FROM jobs WHERE state = 'queued'") == [(2, 1)]
+
+
+@in_both_worlds
+async def test_a_refusal_leaves_a_run_bare(bench: RowBench) -> None:
+    async with client_of(bench) as db:
+        with pytest.raises(BackendRefusedError, match="nowhere"):
+            await db.rows("nowhere").run(partial(finish, bench), at_once=3)
+
+
+@in_both_worlds
+async def test_the_loss_of_a_row_ends_its_block_and_the_loop_goes_on(bench: RowBench) -> None:
+    """So does a finish that another claim has made stale: of one row, and of one of a batch."""
+    add_jobs(bench, 3)
+    seen: list[list[int]] = []
+    async with client_of(bench) as db:
+        async for job in jobs_of(db, ttl=1):
+            async with job as lease:
+                seen.append([lease.row["id"]])
+                bench.ask(
+                    "UPDATE jobs SET state = 'lost', lease_token = lease_token + 1 WHERE id = %s", lease.row["id"]
+                )
+                if len(seen) == 1:
+                    await lease.wait_lost()
+                await finish(bench, lease)
+            if len(seen) == 2:
+                break
+        bench.ask("INSERT INTO jobs (id) VALUES (4), (5), (6)")
+        async for job in jobs_of(db, where="id >= 4 AND state = 'queued'", rest=0).batch(3):
+            async with job as lease:
+                seen.append(sorted(row["id"] for row in lease.rows))
+                if len(seen) == 3:
+                    bench.ask("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = 6")
+                await finish(bench, lease)
+            if len(seen) == 4:
+                break
+    assert seen == [[1], [2], [4, 5, 6], [4, 5]]
+
+
+@in_both_worlds
+async def test_an_error_of_another_row_leaves_a_loop(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db:
+        with pytest.raises(StaleTokenError, match="jobs/7"):
+            async for job in jobs_of(db):
+                async with job as lease:
+                    raise StaleTokenError("jobs/7", int(lease.token), int(lease.token) + 1)
+
+
+@in_both_worlds
+async def test_a_generator_that_is_closed_over_a_lost_row_ends(bench: RowBench) -> None:
+    add_jobs(bench, 2)
+    async with client_of(bench) as db:
+
+        async def walk() -> AsyncIterator[Any]:
+            async for job in jobs_of(db, ttl=1):
+                async with job as lease:
+                    yield lease
+
+        walking = walk()
+        lease = await anext(walking)
+        bench.ask("UPDATE jobs SET lease_token = lease_token + 1")
+        with pytest.raises(LeaseLostError):
+            await lease.renew()
+        with suppress(LeaseLostError):
+            await walking.aclose()
+
+
+@in_both_worlds
+async def test_a_row_of_a_loop_is_entered_as_its_first_line(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db:
+        with pytest.raises(UsageError, match="the first line of the loop"):
+            async for _ in jobs_of(db):
+                pass
+        take = jobs_of(db).take(wait=0)
+        async with take as lease:
+            assert lease.row["id"] == 1
+        with pytest.raises(UsageError, match="entered once"):
+            await take.__aenter__()
+
+
+@in_both_worlds
+async def test_the_block_of_a_plain_handle_keeps_its_row_after_an_error(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db:
+        with pytest.raises(ZeroDivisionError):
+            async with await jobs_of(db, rest=60).take().acquire():
+                raise ZeroDivisionError
+        assert await jobs_of(db).take().try_acquire() is None
+
+
+@in_both_worlds
+async def test_a_plain_handle_gives_back_what_was_rolled_back(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db:
+        lease = await jobs_of(db).take().acquire()
+        with suppress(ZeroDivisionError):
+            async with bench.transaction() as transaction:
+                await lease.finish(transaction, state="done")
+                raise ZeroDivisionError
+        await lease.release()
+        async with jobs_of(db).take(wait=0) as again:
+            assert again.row["attempts"] == 2
+
+
+@in_both_worlds
+async def test_the_lease_of_a_row_is_the_current_one(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db, jobs_of(db).take() as lease:
+        assert current_token() == lease.token
+        assert current_token("jobs/1") == lease.token
 
 
 async def test_a_notification_wakes_a_client_that_waits(request: pytest.FixtureRequest, tmp_path: Path) -> None:

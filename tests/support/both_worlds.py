@@ -21,12 +21,14 @@ import pytest
 from stays import PATIENCE
 
 import fencing_sdk
+import fencing_sdk.rows.sync
 import fencing_sdk.sync
 from fencing_sdk.abc import Backend
 from fencing_sdk.backends.memory import MemoryBackend
 
-_DESCRIBE = {"draining_on", "election", "lock", "multilock", "rwlock", "semaphore", "status"}
-_DECORATE = {"elected", "job", "locking"}
+_MAKERS = (fencing_sdk.sync.LockClient, fencing_sdk.rows.sync.RowClient, fencing_sdk.rows.sync.LeasedRows)
+_DESCRIBE = {"batch", "draining_on", "election", "lock", "multilock", "rows", "rwlock", "semaphore", "status", "take"}
+_DECORATE = {"each", "elected", "job", "locking"}
 _AT_ONCE = {"check", "headers", "resign"}
 """What needs no ``await`` in either world."""
 
@@ -42,14 +44,16 @@ class Waiting:
         return self._call(found) if inspect.ismethod(found) else shown(found)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        of_client = isinstance(self.thing, fencing_sdk.sync.LockClient)
-        if of_client and method.__name__ in _DECORATE:
+        of_maker = isinstance(self.thing, _MAKERS)
+        if of_maker and method.__name__ in _DECORATE:
             return lambda *args, **kwargs: _decorating(method(*args, **kwargs))
-        if (of_client and method.__name__ in _DESCRIBE) or method.__name__ in _AT_ONCE:
+        if (of_maker and method.__name__ in _DESCRIBE) or method.__name__ in _AT_ONCE:
             return lambda *args, **kwargs: shown(method(*args, **kwargs))
 
+        runs_rows = isinstance(self.thing, fencing_sdk.rows.sync.LeasedRows) and method.__name__ == "run"
+
         async def waited(*args: Any, **kwargs: Any) -> Any:
-            return shown(method(*args, **kwargs))
+            return shown(method(*(map(_plain, args) if runs_rows else args), **kwargs))
 
         return waited
 
@@ -64,13 +68,17 @@ class Waiting:
             yield shown(term)
 
 
+def _plain(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return at_once(function(*map(shown, args), **kwargs))
+
+    return plain
+
+
 def _decorating(decorate: Callable[..., Any]) -> Callable[..., Any]:
     def of(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-        @functools.wraps(function)
-        def plain(*args: Any, **kwargs: Any) -> Any:
-            return at_once(function(*args, **kwargs))
-
-        decorated = decorate(plain)
+        decorated = decorate(_plain(function))
 
         @functools.wraps(decorated)
         async def called(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +91,7 @@ def _decorating(decorate: Callable[..., Any]) -> Callable[..., Any]:
 
 def shown(thing: Any) -> Any:
     """The thing with the words of that for tasks, in either world."""
-    return Waiting(thing) if type(thing).__module__.startswith("fencing_sdk.sync") else thing
+    return Waiting(thing) if type(thing).__module__.startswith(("fencing_sdk.sync", "fencing_sdk.rows.sync")) else thing
 
 
 def bare(thing: Any) -> Any:
