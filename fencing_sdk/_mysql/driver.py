@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from fencing_sdk._mysql.url import MysqlUrl
 from fencing_sdk._values.drivers import imported_from
@@ -80,9 +80,20 @@ async def ask(connection: MysqlDriverConnection, text: str) -> list[Rows]:
     await cursor.execute(text)
     answers: list[Rows] = []
     while True:
-        answers.append(await cursor.fetchall() if cursor.description else ())
+        answers.append(_Described(await cursor.fetchall(), cursor.description) if cursor.description else ())
         if not await cursor.nextset():
             return answers
+
+
+class _Described(list[Sequence[Any]]):
+    def __init__(self, rows: Rows, description: Rows) -> None:
+        super().__init__(rows)
+        self.description = description
+
+
+def columns_of(rows: Rows) -> list[str]:
+    """Return the names of the columns of *rows*, which `ask` has returned for a statement that reads."""
+    return [column[0] for column in cast("_Described", rows).description]
 
 
 def code_of(error: BaseException) -> int:

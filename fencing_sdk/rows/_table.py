@@ -57,6 +57,8 @@ class Table:
     """Whether it has the column `leased_by`; known once it was checked."""
     key_type: str = field(default="", init=False)
     """The database's name of the type of the key; known once the table was checked."""
+    key_index: str = field(default="", init=False)
+    """Name of the unique index of the key in MySQL; known once the table was checked."""
     checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -134,11 +134,14 @@ class MysqlSession:
 
     async def transact(
         self, first: Sequence[str], work: Callable[[Sequence[Rows]], Awaitable[tuple[Sequence[str], T]]]
-    ) -> T:
+    ) -> tuple[T, Sequence[Rows]]:
         """
         Run a transaction: its *first* statements, then *work*, which takes their rows and returns the last ones.
 
         Without last statements the transaction is rolled back: it has changed nothing.
+
+        Returns:
+            What *work* returns besides, and the rows of the last statements.
 
         Raises:
             Exception: the error of the driver or of *work*. Nothing is changed, unless the session is `committing`.
@@ -148,9 +151,9 @@ class MysqlSession:
             last, result = await work(answers[len(self._begin) :])
             if not last:
                 await self.ask("ROLLBACK", *self._idle)
-                return result
+                return result, ()
             self.committing = True
-            await self.ask(*last, *self._idle, "COMMIT")  # an error is one from before the commit
+            answers = await self.ask(*last, *self._idle, "COMMIT")  # an error is one from before the commit
         except Exception:
             if not self.closed:  # the server has refused, so nothing is committed
                 self.committing = False
@@ -163,7 +166,7 @@ class MysqlSession:
             self._end()
             raise
         self.committing = False
-        return result
+        return result, answers[: len(last)]
 
     async def change(self, *statements: str) -> list[Rows]:
         """
@@ -215,14 +218,18 @@ class MysqlDialer:
         Raises:
             BackendError: no host takes writes, or the server cannot be used.
         """
-        works = [self._open_writable(host) for host in self.hosts]
-        session = await first_in_order(works, self._blame, MysqlSession.drop)
+        session = await self.dial_without_tables()
         try:
             await self._check_tables(session, create=create or self._create)
         except BaseException:
             session.drop()
             raise
         return session
+
+    async def dial_without_tables(self) -> MysqlSession:
+        """Connect, whether the tables are there or not. Errors are those of `dial`."""
+        works = [self._open_writable(host) for host in self.hosts]
+        return await first_in_order(works, self._blame, MysqlSession.drop)
 
     def _blame(self, failures: Sequence[Exception]) -> Exception | None:
         """Return the error of hosts that failed; None: the next one may take writes."""

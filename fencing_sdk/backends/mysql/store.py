@@ -71,10 +71,10 @@ class MysqlStore:
         """Beginning of the last wait in vain for the row of a name."""
         self.crowded: dict[str, None] = {}
         """Names whose lines had more than one ticket when they were last seen."""
-        self.connection = RequestConnection(dialer.dial, _adapt)
-        self._patient_connection = RequestConnection(dialer.dial, _adapt, silence=SILENCE + LOCK_PATIENCE)
+        self.connection = RequestConnection(dialer.dial, adapt)
+        self._patient_connection = RequestConnection(dialer.dial, adapt, silence=SILENCE + LOCK_PATIENCE)
         """For calls that wait for rows."""
-        self.late_connection = RequestConnection(dialer.dial, _adapt)
+        self.late_connection = RequestConnection(dialer.dial, adapt)
         """For keeps that wait for rows."""
 
     @property
@@ -180,7 +180,7 @@ class MysqlStore:
                 news.extend(lines.news_of_end(result, reason))  # type: ignore[arg-type]
             return [*found.changes(), *messages(news)], result
 
-        result = await session.transact(texts, work)
+        result, _ = await session.transact(texts, work)
         if news:
             with suppress(Exception):  # the step is carried out; a ticket whose bell does not ring is kept all the same
                 await ring(session, {client for client, _ in news})
@@ -274,7 +274,7 @@ class MysqlStore:
             await each.aclose()
 
 
-def _adapt(session: MysqlSession, error: Exception) -> bool:
+def adapt(session: MysqlSession, error: Exception) -> bool:
     """
     Return whether a request surely did nothing and may succeed if it runs again at once.
 

@@ -1,0 +1,287 @@
+"""
+Leased rows in MySQL and MariaDB: the statements, on connections of their own, which no pool of the application starves.
+
+A claim looks for free rows without a lock, and locks as many of them as it takes. A look that locks would lock every
+row that it passes, those in flight too, until the transaction ends: no renewal would get through.
+
+A step is a transaction of two texts: the first one locks rows, and passes over those that another transaction has
+locked; the second one writes, and commits. Each statement reads the clock after its rows were locked. The time zone of
+the session is UTC, also for ``NOW()`` in the conditions of the application.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from fencing_sdk._mysql.driver import Rows, code_of, columns_of, hexadecimal
+from fencing_sdk._mysql.url import read_mysql_query
+from fencing_sdk._values.claim import HELD, Seen
+from fencing_sdk._values.clock import TICK
+from fencing_sdk._values.observers import logger
+from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
+from fencing_sdk.backends._shared.request_queue import RequestConnection
+from fencing_sdk.backends.mysql.connection import NOW, SECOND, MysqlDialer, MysqlSession
+from fencing_sdk.backends.mysql.errors import translated
+from fencing_sdk.backends.mysql.store import adapt
+from fencing_sdk.errors import BackendError, BackendRefusedError, shown
+from fencing_sdk.guards.sql._fence_table import quoted
+from fencing_sdk.guards.sql._transaction import MYSQL
+from fencing_sdk.rows._store import Outcome, Renewal
+from fencing_sdk.rows._table import BY, NEVER, STORE, TOKEN, UNTIL, Column, Table, fate, take_shape, with_values
+
+# ruff: noqa: S608  (names are checked, values are literals, and the rest is the application's own SQL)
+
+T = TypeVar("T")
+
+_PATIENCE = 4.0
+_SPARE = 100
+"""Free rows that a claim looks at besides those that it wants: other claims may have locked some."""
+_NOW = "NOW(6)"
+_NEXT = f"GREATEST({TOKEN} + 1, {NOW} DIV {TICK})"
+_KINDS = {UNTIL: ("datetime(6)",), TOKEN: ("bigint", "bigint unsigned")}
+_OF_THE_APPLICATION = {
+    *(1048, 1052, 1054, 1062, 1064, 1109, 1111, 1142, 1143, 1146, 1176, 1241, 1242, 1264, 1267, 1292, 1305, 1364, 1365),
+    *(1366, 1370, 1406, 1451, 1452, 1582, 1644, 1690, 3819, 4025),
+}
+"""Numbers of a mistake in the SQL, the values, the columns or the rights of the application."""
+
+
+class _Sql(NamedTuple):
+    """Parts of the statements for one table."""
+
+    free: str
+    """Condition of a row that may be claimed."""
+    order: str
+    on_claim: str
+    kept: str
+    """Assignments that keep what the server itself would change at each renewal."""
+
+
+class MysqlRows:
+    """
+    Statements for leased rows on MySQL, from version 8.0 on, and MariaDB, from version 10.6 on.
+
+    Args:
+        url: ``mysql://user:password@host/database``, with the options of the connection in its query.
+    """
+
+    dialect = MYSQL
+
+    def __init__(self, url: str) -> None:
+        self._dial = MysqlDialer(read_mysql_query(url), create=False, patience=_PATIENCE).dial_without_tables
+        self._renewals = RequestConnection(self._dial, _adapt)
+        self._claims: dict[int, RequestConnection[MysqlSession]] = {}
+        self._sql: dict[Table, _Sql] = {}
+
+    async def open(self) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.open`."""
+        await self._ask("open", "DO 0")
+
+    async def check(self, table: Table) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.check`."""
+        schema, _, short = table.name.rpartition(".")
+        database = f"'{schema}'" if schema else "DATABASE()"
+        this = f"table_schema = {database} AND table_name = '{short}'"
+        columns, parts, engines, triggers = await self._ask(
+            "open",
+            f"SELECT column_name, column_type, is_nullable, extra FROM information_schema.columns WHERE {this}",
+            "SELECT index_name, column_name, non_unique, sub_part FROM information_schema.statistics "
+            f"WHERE {this} ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
+            f"SELECT engine FROM information_schema.tables WHERE {this}",
+            "SELECT trigger_name FROM information_schema.triggers WHERE event_manipulation = 'UPDATE' "
+            f"AND event_object_schema = {database} AND event_object_table = '{short}'",
+        )
+        indexes: dict[str, list[str | None]] = {}
+        unique: dict[str, bool] = {}
+        for index, column, non_unique, cut in parts:
+            indexes.setdefault(index, []).append(column)
+            unique[index] = not non_unique and cut is None
+        keys = {each[0]: index for index, each in reversed(indexes.items()) if len(each) == 1 and unique[index]}
+        shape = {
+            name: Column(
+                re.sub(r"int\(\d+\)", "int", kind.lower()),
+                nullable == "NO",
+                any(name in each for each in indexes.values()),
+                name in keys,
+            )
+            for name, kind, nullable, _ in columns
+        }
+        take_shape(table, shape, _KINDS)
+        if (engine := str(engines[0][0])) != "InnoDB":
+            detail = (
+                f"table {table.name} has the engine {engine}, and only InnoDB locks rows; ALTER TABLE ... ENGINE=InnoDB"
+            )
+            raise BackendRefusedError(STORE, "open", detail)
+        table.key_index = keys[table.key]
+        if triggers:
+            logger.warning(
+                "rows: trigger %s of table %s runs at each renewal; let it do nothing where no other column differs",
+                shown(str(triggers[0][0])),
+                table.name,
+            )
+        changing = [
+            quoted(row[0], "`") for row in columns if "on update" in str(row[3]).lower() and row[0].isidentifier()
+        ]
+        self._sql[table] = _sql_of(table, "".join(f", {column} = {column}" for column in changing))
+
+    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+        """See `fencing_sdk.rows._store.RowDatabase.claim`. No claim waits for a row."""
+        with ErrorTranslation(_translated, "acquire"):
+            name, key = table.names("`")
+            sql = self._sql[table]
+            free = f"{sql.free} AND {UNTIL} < {_NOW}"
+            look = (
+                f"SELECT {key} FROM (SELECT {key} AS fencing_key FROM {name} WHERE {free} ORDER BY {sql.order} "
+                f"LIMIT {count + _SPARE}) AS fencing_free STRAIGHT_JOIN {name} ON {key} = fencing_key "
+                f"WHERE {free} LIMIT {count} FOR UPDATE SKIP LOCKED"
+            )
+            by = f", {BY} = {_literal(label)}" if table.by else ""
+            sets = f"{sql.on_claim}{UNTIL} = {_in(table.timing.ttl)}, {TOKEN} = {_NEXT}{by}"
+
+            async def work(found: Sequence[Rows]) -> tuple[list[str], Sequence[Any]]:
+                keys = [row[0] for row in found[0]]
+                mine = _among(table, keys)
+                texts = [f"UPDATE {name} {mine[0]} SET {sets} {mine[1]}", f"SELECT * FROM {name} {''.join(mine)}"]
+                return (texts if keys else []), keys
+
+            connection = self._claims.get(flight)
+            if connection is None:
+                connection = self._claims[flight] = RequestConnection(self._dial, _adapt)
+            keys, last = await connection.run(lambda session: session.transact([look], work))
+            if not keys:
+                return []
+            columns = columns_of(last[1])
+            rows = {row[table.key]: row for row in (dict(zip(columns, row, strict=True)) for row in last[1])}
+            return [rows[key] for key in keys]
+
+    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
+        """See `fencing_sdk.rows._store.RowDatabase.renew`. SKIP LOCKED: one locked row delays no other."""
+        done = await self._set_until("renew", table, rows, _NOW)
+        missing = [key for key, token, _ in rows if (key, token) not in done]
+        if not missing:
+            return [HELD] * len(rows)
+        name, key = table.names("`")
+        look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name} {''.join(_among(table, missing))}"
+        (seen,) = await self._ask("renew", look, urgent=True)
+        found = {row[0]: (row[1], bool(row[2])) for row in seen}
+        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
+
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
+        await self._set_until("release", table, rows, NEVER[MYSQL])
+
+    async def _set_until(
+        self, operation: str, table: Table, rows: Sequence[Renewal], above: str
+    ) -> set[tuple[Any, int]]:
+        """Let leases end in so many seconds if they end later than *above*; return those that no one has locked."""
+        name, key = table.names("`")
+        asked = {(key, token): seconds for key, token, seconds in rows}
+
+        async def work(found: Sequence[Rows]) -> tuple[list[str], set[tuple[Any, int]]]:
+            mine = {(row[0], row[1]) for row in found[0]} & asked.keys()
+            ends: dict[float, list[Any]] = {}
+            for each in mine:
+                ends.setdefault(asked[each], []).append(each[0])
+            texts = []
+            for seconds, keys in ends.items():
+                index, where = _among(table, keys)
+                until = _in(seconds) if seconds > 0 else NEVER[MYSQL]
+                texts.append(f"UPDATE {name} {index} SET {UNTIL} = {until}{self._sql[table].kept} {where}")
+            return texts, mine
+
+        with ErrorTranslation(_translated, operation):
+            those = "".join(_among(table, [key for key, _, _ in rows]))
+            lock = f"SELECT {key}, {TOKEN} FROM {name} {those} AND {UNTIL} > {above} FOR UPDATE SKIP LOCKED"
+            done, _ = await self._renewals.run(lambda session: session.transact([lock], work), urgent=True)
+        return done
+
+    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+        """See `fencing_sdk.rows._store.RowDatabase.leased`."""
+        raise NotImplementedError
+
+    def listen(self, channel: str, ring: Callable[[], None]) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.listen`."""
+
+    async def aclose(self) -> None:
+        """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
+        for connection in (*self._claims.values(), self._renewals):
+            await connection.aclose()
+
+    async def _ask(self, operation: str, *statements: str, urgent: bool = False) -> Sequence[Rows]:
+        with ErrorTranslation(_translated, operation):
+            return await self._renewals.run(lambda session: session.ask(*statements), urgent=urgent)
+
+
+def _sql_of(table: Table, kept: str) -> _Sql:
+    """Write the values into the SQL of the application. A comment in it ends with its line."""
+    where, order, on_claim = (
+        with_values(text, lambda value: _literal(table.values[value]))
+        for text in (table.where, table.order, table.on_claim)
+    )
+    # The assignments run from left to right: those of the application see the lease as it was.
+    return _Sql(f"({where}\n)", f"{order}\n", f"{on_claim}\n, " if on_claim else "", kept)
+
+
+def _among(table: Table, keys: Sequence[Any]) -> tuple[str, str]:
+    """
+    Name rows by their keys: the hint behind the name of the table, and the condition.
+
+    Without the hint a small table would be read, and so locked, as a whole.
+    """
+    _, key = table.names("`")
+    return f"FORCE INDEX (`{table.key_index}`)", f" WHERE {key} IN ({', '.join(map(_literal, keys))})"
+
+
+def _in(seconds: float) -> str:
+    return f"{_NOW} + INTERVAL {math.ceil(seconds * SECOND)} MICROSECOND"
+
+
+def _literal(value: object) -> str:
+    """
+    Write *value* as a literal that no quoting mode can change.
+
+    Raises:
+        BackendRefusedError: it has another type than the values of SQL.
+        UnicodeError: it is a text with a lone surrogate.
+    """
+    text = None
+    match value:
+        case None | bool():
+            text = "NULL" if value is None else str(value).upper()
+        case int():
+            text = f"{value:d}"
+        case float() if math.isfinite(value):
+            text = float.__repr__(value)
+            text += "" if "e" in text else "e0"  # without an exponent it would be decimal
+        case Decimal() if value.is_finite():
+            text = f"{value:f}"
+        case str() | UUID():
+            text = f"_utf8mb4 {hexadecimal(str.__str__(value) if isinstance(value, str) else str(value))}"
+        case bytes() | bytearray() | memoryview():
+            text = f"_binary x'{value.hex()}'"
+        case datetime():
+            moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+            text = f"TIMESTAMP '{moment.isoformat(' ', 'microseconds')}'"
+        case date():
+            text = f"DATE '{value.isoformat()}'"
+    if text is None:
+        detail = f"a value of values= is {shown(value)}, and no number, text, bytes, UUID, date or time that SQL has"
+        raise BackendRefusedError(STORE, "acquire", detail)
+    return text
+
+
+def _adapt(session: MysqlSession, error: Exception) -> bool:
+    return code_of(error) not in _OF_THE_APPLICATION and adapt(session, error)
+
+
+def _translated(operation: str, error: Exception) -> BackendError:
+    if (code := code_of(error)) in _OF_THE_APPLICATION:
+        return BackendRefusedError(STORE, operation, f"the database refuses: {one_line(*error.args[1:2])} ({code})")
+    translation = translated(operation, error)
+    return type(translation)(STORE, operation, translation.detail)
