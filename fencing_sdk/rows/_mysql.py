@@ -33,7 +33,19 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import MYSQL
 from fencing_sdk.rows._store import Outcome, Renewal
-from fencing_sdk.rows._table import BY, NEVER, STORE, TOKEN, UNTIL, Column, Table, fate, take_shape, with_values
+from fencing_sdk.rows._table import (
+    BY,
+    NEVER,
+    STORE,
+    TOKEN,
+    UNTIL,
+    Column,
+    Table,
+    fate,
+    seen_lease,
+    take_shape,
+    with_values,
+)
 
 # ruff: noqa: S608  (names are checked, values are literals, and the rest is the application's own SQL)
 
@@ -118,7 +130,7 @@ class MysqlRows:
                 f"table {table.name} has the engine {engine}, and only InnoDB locks rows; ALTER TABLE ... ENGINE=InnoDB"
             )
             raise BackendRefusedError(STORE, "open", detail)
-        table.key_index = keys[table.key]
+        table.hint = " FORCE INDEX (`{}`)".format(keys[table.key].replace("`", "``"))
         if triggers:
             logger.warning(
                 "rows: trigger %s of table %s runs at each renewal; let it do nothing where no other column differs",
@@ -146,8 +158,8 @@ class MysqlRows:
 
             async def work(found: Sequence[Rows]) -> tuple[list[str], Sequence[Any]]:
                 keys = [row[0] for row in found[0]]
-                mine = _among(table, keys)
-                texts = [f"UPDATE {name} {mine[0]} SET {sets} {mine[1]}", f"SELECT * FROM {name} {''.join(mine)}"]
+                those = f"WHERE {_among(table, keys)}"
+                texts = [f"UPDATE {name}{table.hint} SET {sets} {those}", f"SELECT * FROM {name}{table.hint} {those}"]
                 return (texts if keys else []), keys
 
             connection = self._claims.get(flight)
@@ -167,7 +179,7 @@ class MysqlRows:
         if not missing:
             return [HELD] * len(rows)
         name, key = table.names("`")
-        look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name} {''.join(_among(table, missing))}"
+        look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name}{table.hint} WHERE {_among(table, missing)}"
         (seen,) = await self._ask("renew", look, urgent=True)
         found = {row[0]: (row[1], bool(row[2])) for row in seen}
         return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
@@ -190,20 +202,42 @@ class MysqlRows:
                 ends.setdefault(asked[each], []).append(each[0])
             texts = []
             for seconds, keys in ends.items():
-                index, where = _among(table, keys)
-                until = _in(seconds) if seconds > 0 else NEVER[MYSQL]
-                texts.append(f"UPDATE {name} {index} SET {UNTIL} = {until}{self._sql[table].kept} {where}")
+                sets = f"{UNTIL} = {_in(seconds) if seconds > 0 else NEVER[MYSQL]}{self._sql[table].kept}"
+                texts.append(f"UPDATE {name}{table.hint} SET {sets} WHERE {_among(table, keys)}")
             return texts, mine
 
         with ErrorTranslation(_translated, operation):
-            those = "".join(_among(table, [key for key, _, _ in rows]))
-            lock = f"SELECT {key}, {TOKEN} FROM {name} {those} AND {UNTIL} > {above} FOR UPDATE SKIP LOCKED"
+            those = f"{_among(table, [key for key, _, _ in rows])} AND {UNTIL} > {above}"
+            lock = f"SELECT {key}, {TOKEN} FROM {name}{table.hint} WHERE {those} FOR UPDATE SKIP LOCKED"
             done, _ = await self._renewals.run(lambda session: session.transact([lock], work), urgent=True)
         return done
 
-    async def leased(self, table: Table, keys: Sequence[str] | None, after: str, limit: int) -> Sequence[Seen]:
+    async def leased(
+        self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
+    ) -> Mapping[str, Seen]:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
-        raise NotImplementedError
+        name, key = table.names("`")
+        those = f" AND {key} IN ({', '.join(_key(table, each) for each in keys)})" if keys else ""
+        if after is not None:
+            those = f" AND {key} > {_key(table, after)}"
+        (found,) = await self._ask(
+            "list" if keys is None else "inspect",
+            f"SELECT {key}, {TOKEN}, TIMESTAMPDIFF(MICROSECOND, {_NOW}, {UNTIL}), {NOW}, {BY if table.by else 'NULL'} "
+            f"FROM {name} WHERE {UNTIL} > {_NOW}{those} ORDER BY {key} LIMIT {limit:d}",
+        )
+        return {
+            str(key): seen_lease(token, remaining / SECOND, now / SECOND, by)
+            for key, token, remaining, now, by in found
+        }
+
+    async def end(self, table: Table, key: str, token: int) -> bool:
+        """See `fencing_sdk.rows._store.RowDatabase.end`. It does not wait long for a transaction of the row."""
+        name, own = table.names("`")
+        those = f"{own} = {_key(table, key)} AND {TOKEN} = {token:d} AND {UNTIL} > {_NOW}"
+        ending = f"UPDATE {name} SET {UNTIL} = {_NOW}, {TOKEN} = {_NEXT} WHERE {those}"
+        with ErrorTranslation(_translated, "revoke"):
+            answers = await self._renewals.run(lambda session: session.change(ending, "SELECT ROW_COUNT()"))
+        return bool(answers[-1][0][0])
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`."""
@@ -228,14 +262,16 @@ def _sql_of(table: Table, kept: str) -> _Sql:
     return _Sql(f"({where}\n)", f"{order}\n", f"{on_claim}\n, " if on_claim else "", kept)
 
 
-def _among(table: Table, keys: Sequence[Any]) -> tuple[str, str]:
-    """
-    Name rows by their keys: the hint behind the name of the table, and the condition.
-
-    Without the hint a small table would be read, and so locked, as a whole.
-    """
+def _among(table: Table, keys: Sequence[Any]) -> str:
     _, key = table.names("`")
-    return f"FORCE INDEX (`{table.key_index}`)", f" WHERE {key} IN ({', '.join(map(_literal, keys))})"
+    return f"{key} IN ({', '.join(map(_literal, keys))})"
+
+
+def _key(table: Table, text: str) -> str:
+    """Write a key that someone has typed. A text that is no number would be compared as 0."""
+    if "int" in table.key_type and not re.fullmatch(r"-?\d+", text, re.ASCII):
+        return "NULL"
+    return _literal(text)
 
 
 def _in(seconds: float) -> str:

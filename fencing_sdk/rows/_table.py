@@ -57,8 +57,8 @@ class Table:
     """Whether it has the column `leased_by`; known once it was checked."""
     key_type: str = field(default="", init=False)
     """The database's name of the type of the key; known once the table was checked."""
-    key_index: str = field(default="", init=False)
-    """Name of the unique index of the key in MySQL; known once the table was checked."""
+    hint: str = field(default="", init=False)
+    """Hint behind the name in MySQL: without it a small table would be read, and so locked, as a whole."""
     checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -193,9 +193,9 @@ def finishing(table: Table, rows: Sequence[ClaimedRow], columns: Mapping[str, ob
         sets.append(f"{quoted(UNTIL, mark)} = {NEVER[opened.dialect]}")
         statement = f"UPDATE {name} SET {', '.join(sets)} WHERE {_those(table, rows, opened, marks)}"  # noqa: S608
         if opened.dialect == MYSQL:
-            await opened.fetch(statement, (*columns.values(), *_pairs(rows)))
+            await opened.fetch(statement, (*columns.values(), *_values(rows, opened)))
             return
-        found = await opened.fetch(f"{statement} RETURNING {key}", (*columns.values(), *_pairs(rows)))
+        found = await opened.fetch(f"{statement} RETURNING {key}", (*columns.values(), *_values(rows, opened)))
         if len(found) != len(rows):
             await _refuse(table, rows, opened)
 
@@ -220,7 +220,7 @@ async def _lock(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -
     else:
         lock = "FOR UPDATE" if opened.dialect == MYSQL else "FOR NO KEY UPDATE"
         statement = f"SELECT {key} FROM {name} WHERE {those} {lock}"  # noqa: S608
-    if len(await opened.fetch(statement, _pairs(rows))) != len(rows):
+    if len(await opened.fetch(statement, _values(rows, opened))) != len(rows):
         await _refuse(table, rows, opened)
 
 
@@ -229,7 +229,8 @@ def _begin(table: Table, opened: Transaction) -> tuple[str, str, Any, str]:
     mark = "`" if opened.dialect == MYSQL else '"'
     numbered = opened.placeholder == "$1"
     marks = (f"${number}" if numbered else opened.placeholder for number in range(1, 1 << 16))
-    return *table.names(mark), marks, mark
+    name, key = table.names(mark)
+    return name + table.hint, key, marks, mark
 
 
 def _those(table: Table, rows: Sequence[ClaimedRow], opened: Transaction, marks: Any) -> str:
@@ -241,13 +242,17 @@ def _those(table: Table, rows: Sequence[ClaimedRow], opened: Transaction, marks:
         pairs = ", ".join(f"({next(marks)}, {next(marks)})" for _ in rows)
         values = f"(VALUES {pairs})" if opened.dialect == SQLITE else f"({pairs})"
         mine = f"({key}, {token}) IN {values}"
+        if opened.dialect == MYSQL:  # which finds rows by pairs in an index of both columns alone
+            mine = f"{key} IN ({', '.join(next(marks) for _ in rows)}) AND {mine}"
     else:
         mine = f"{key} = {next(marks)} AND {token} = {next(marks)}"
     return f"{mine} AND {until} > {NEVER[opened.dialect]}"
 
 
-def _pairs(rows: Sequence[ClaimedRow]) -> tuple[object, ...]:
-    return tuple(part for row in rows for part in (row.key, row.token))
+def _values(rows: Sequence[ClaimedRow], opened: Transaction) -> tuple[object, ...]:
+    """Return the values of what `_those` writes."""
+    keys = (row.key for row in rows if rows[1:] and opened.dialect == MYSQL)
+    return *keys, *(part for row in rows for part in (row.key, row.token))
 
 
 async def _refuse(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
@@ -261,6 +266,8 @@ async def _refuse(table: Table, rows: Sequence[ClaimedRow], opened: Transaction)
     mark = "`" if opened.dialect == MYSQL else '"'
     name, key = table.names(mark)
     statement = f"SELECT {quoted(TOKEN, mark)} FROM {name} WHERE {key} = {opened.placeholder}"  # noqa: S608
+    if opened.dialect == MYSQL:  # a plain SELECT would show the row as it was when the transaction began to read
+        statement += " FOR UPDATE"
     for row in rows:
         shown_name = table.lease_name([row])
         found = await opened.fetch(statement, (row.key,))
