@@ -35,7 +35,7 @@ from fencing_sdk.errors import (
 )
 from fencing_sdk.guards.sql._transaction import perform
 from fencing_sdk.rows._store import LONGEST_REST, Held, RowDatabase, RowStore
-from fencing_sdk.rows._table import Table, admitting, refuse_notify_elsewhere
+from fencing_sdk.rows._table import Table, admitting, parts_of_model, refuse_notify_elsewhere
 
 _LONGEST_POLL = 5.0
 _MOST_ROWS = 1000
@@ -385,10 +385,10 @@ async def next_of(rows: LeasedRows) -> RowTake | None:
 class RowOptions(TypedDict, total=False):
     """The parameters of `RowClient.rows` besides the table."""
 
-    key: str
-    where: str
-    order: str | None
-    on_claim: str
+    key: str | None
+    where: object
+    order: object
+    on_claim: object
     values: Mapping[str, object] | None
     ttl: Seconds
     rest: Seconds
@@ -430,12 +430,12 @@ class RowClient(Uncopied):
 
     def rows(
         self,
-        table: str,
+        table: str | type,
         *,
-        key: str = "id",
-        where: str = "true",
-        order: str | None = None,
-        on_claim: str = "",
+        key: str | None = None,
+        where: object = "true",
+        order: object = None,
+        on_claim: object = "",
         values: Mapping[str, object] | None = None,
         ttl: Seconds = 30.0,
         rest: Seconds = 10.0,
@@ -450,12 +450,17 @@ class RowClient(Uncopied):
         Describe which rows of a table are claimed, and in which order. Nothing is sent yet.
 
         *where*, *order* and *on_claim* are parts of your own SQL statements. Never put what users wrote into them:
-        write ``:name``, and give it a value in *values*.
+        write ``:name``, and give it a value in *values*. With a model, they may be expressions of its framework:
+        ``where=Job.state == "queued", order=[Job.priority], on_claim={Job.attempts: Job.attempts + 1}`` with
+        SQLAlchemy, ``where=Q(state="queued"), order=["priority"], on_claim={"attempts": F("attempts") + 1}`` with
+        Django.
 
         Args:
-            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it.
+            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it, or a model with
+                `fencing_sdk.rows.sqlalchemy.LeasedRow` or `fencing_sdk.rows.django.LeasedRow`.
 
-            key: Name of the column that identifies a row, which has a unique index.
+            key: Name of the column that identifies a row, which has a unique index. ``id`` by default, and of a model
+                its primary key.
 
             where: Condition of the rows that may be claimed, besides that no lease on them runs.
 
@@ -491,13 +496,18 @@ class RowClient(Uncopied):
             ttl=ttl, safety_buffer=safety_buffer, heartbeat_interval=heartbeat_interval, max_hold=max_hold
         )
         pause = seconds(poll, "poll", high=_LONGEST_POLL)
+        name: Any = table
+        parts: dict[str, Any] = {"where": where, "order": order, "on_claim": on_claim}
+        values = dict(values or {})
+        if isinstance(table, type):
+            name, key, parts, own = parts_of_model(table, self._store.database.dialect, key, parts)
+            values |= own
+        key = "id" if key is None else key
         described = Table(
-            name=table,
-            key=key,
-            where=where,
-            order=key if order is None else order,
-            on_claim=on_claim,
-            values=dict(values or {}),
+            name,
+            key,
+            **parts | ({} if parts["order"] is not None else {"order": key}),
+            values=values,
             timing=timing,
             rest=seconds(rest, "rest", high=LONGEST_REST),
             notify=notify,

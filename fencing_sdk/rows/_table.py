@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from fencing_sdk._values.claim import LOCK, Gone, LockName, Seen
 from fencing_sdk._values.clock import TICK
@@ -97,6 +97,49 @@ def names_of_values(text: str) -> list[str]:
 def with_values(text: str, write: Callable[[str], str]) -> str:
     """Replace each value in a part of a statement by what *write* makes of its name."""
     return _VALUE.sub(lambda found: write(found[1]) if found[1] else found[0], text)
+
+
+Part: TypeAlias = tuple[str, Mapping[str, object]]
+"""A part of a statement, and the values that it has by their names."""
+
+
+def parts_of_model(
+    model: type, dialect: str, key: str | None, parts: Mapping[str, object]
+) -> tuple[str, str, dict[str, Any], dict[str, object]]:
+    """
+    Write what is claimed of a model as SQL: its table, its key, the parts of statements, and the values in them.
+
+    Its mixin has ``__leased_rows__(dialect)``: the table, its ``keys``, a method for each part, and their ``faults``.
+
+    Raises:
+        ConfigurationError: it has no mixin, or no key of one column, or its framework refuses a part.
+    """
+    if (mixed_in := getattr(model, "__leased_rows__", None)) is None:
+        msg = (
+            f"model {model.__name__} has no LeasedRow among its bases, from fencing_sdk.rows.sqlalchemy or "
+            "fencing_sdk.rows.django; or pass the name of its table"
+        )
+        raise ConfigurationError(msg)
+    sql, texts = mixed_in(dialect), dict(parts)
+    if key is None and len(sql.keys) != 1:
+        msg = f"the key of model {model.__name__} is not one column: name a unique column by key="
+        raise ConfigurationError(msg)
+    values: dict[str, object] = {}
+    for parameter, part in parts.items():
+        if part is None or isinstance(part, str):
+            continue
+        if parameter == "on_claim" and not isinstance(part, Mapping):
+            msg = f"on_claim of model {model.__name__} must map columns to their new values, got {shown(part)}"
+            raise ConfigurationError(msg)
+        listed = [part] if parameter == "order" and not isinstance(part, Sequence) else part
+        try:
+            text, own = getattr(sql, parameter)(listed)
+        except (TypeError, *sql.faults) as error:
+            msg = f"{parameter} of model {model.__name__} cannot be written as SQL: {type(error).__name__}: {error}"
+            raise ConfigurationError(msg) from error
+        texts[parameter] = with_values(text, f":fencing_{parameter}_{{}}".format)
+        values |= {f"fencing_{parameter}_{name}": value for name, value in own.items()}
+    return sql.table, key or sql.keys[0], texts, values
 
 
 class Column(NamedTuple):

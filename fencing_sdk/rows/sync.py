@@ -306,12 +306,14 @@ class RowClient(ClientForThreads):
         super().__init__(locks_of(client))
         self._rows = client
 
-    def rows(self, table: str, *, cancel: threading.Event | None = None, **options: Unpack[RowOptions]) -> LeasedRows:
+    def rows(
+        self, table: str | type, *, cancel: threading.Event | None = None, **options: Unpack[RowOptions]
+    ) -> LeasedRows:
         """
         Describe which rows of a table are claimed, and in which order. Nothing is sent yet.
 
         Args:
-            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it.
+            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it, or a model with `LeasedRow`.
 
             cancel: An event that ends every wait for a row, within a twentieth of a second: that of a claim by an
                 `AcquireCancelledError`, that of a loop without an error. It does nothing to work that goes on.
@@ -322,7 +324,7 @@ class RowClient(ClientForThreads):
             ConfigurationError: an argument cannot work.
         """
         if cancel is not None:
-            Cancel(cancel, table)  # refuses what is no event
+            Cancel(cancel, str(table))  # refuses what is no event
         return LeasedRows(self._bridge, self._rows.rows(table, **options), cancel)
 
 

@@ -10,21 +10,10 @@ import types
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import django
+import django_settings  # noqa: F401  (it configures Django)
 import waitress
-from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.test import override_settings
-
-if not settings.configured:
-    settings.configure(
-        ALLOWED_HOSTS=["*"],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        LOGGING_CONFIG=None,
-        SECRET_KEY="of a test",
-        USE_TZ=True,
-    )
-    django.setup()
 
 
 @contextlib.asynccontextmanager
