@@ -7,6 +7,9 @@ row that it passes, those in flight too, until the transaction ends: no renewal 
 A step is a transaction of two texts: the first one locks rows, and passes over those that another transaction has
 locked; the second one writes, and commits. Each statement reads the clock after its rows were locked. The time zone of
 the session is UTC, also for ``NOW()`` in the conditions of the application.
+
+The server may forget in a crash what it committed last: a claim that was forgotten costs a repetition of its work, and
+tokens go on growing, because they follow the server's clock.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
@@ -86,7 +90,7 @@ class MysqlRows:
     dialect = MYSQL
 
     def __init__(self, url: str) -> None:
-        self._dial = MysqlDialer(read_mysql_query(url), create=False, patience=_PATIENCE).dial_without_tables
+        self._dial = MysqlDialer(read_mysql_query(url), create=False, patience=_PATIENCE, tables=False).dial
         self._renewals = RequestConnection(self._dial, _adapt)
         self._claims: dict[int, RequestConnection[MysqlSession]] = {}
         self._sql: dict[Table, _Sql] = {}
@@ -283,8 +287,7 @@ def _literal(value: object) -> str:
     Write *value* as a literal that no quoting mode can change.
 
     Raises:
-        BackendRefusedError: it has another type than the values of SQL.
-        UnicodeError: it is a text with a lone surrogate.
+        BackendRefusedError: it has another type than the values of SQL, or is no valid Unicode.
     """
     text = None
     match value:
@@ -298,7 +301,8 @@ def _literal(value: object) -> str:
         case Decimal() if value.is_finite():
             text = f"{value:f}"
         case str() | UUID():
-            text = f"_utf8mb4 {hexadecimal(str.__str__(value) if isinstance(value, str) else str(value))}"
+            with suppress(UnicodeError):
+                text = f"_utf8mb4 {hexadecimal(str.__str__(value) if isinstance(value, str) else str(value))}"
         case bytes() | bytearray() | memoryview():
             text = f"_binary x'{value.hex()}'"
         case datetime():
@@ -307,7 +311,10 @@ def _literal(value: object) -> str:
         case date():
             text = f"DATE '{value.isoformat()}'"
     if text is None:
-        detail = f"a value of values= is {shown(value)}, and no number, text, bytes, UUID, date or time that SQL has"
+        detail = (
+            f"a value of values= cannot be written in SQL ({type(value).__name__}): "
+            "it takes numbers, valid Unicode, bytes, UUIDs, dates and times"
+        )
         raise BackendRefusedError(STORE, "acquire", detail)
     return text
 

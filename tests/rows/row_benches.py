@@ -19,7 +19,7 @@ import psycopg
 import pymysql
 import pytest
 from both_worlds import at_once, shown
-from mysql_server import MysqlServer
+from mysql_server import USER, MysqlServer
 from postgresql_server import PostgresqlServer
 
 import fencing_sdk.rows.sync
@@ -99,7 +99,7 @@ class MysqlRowBench:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        address = {"host": "127.0.0.1", "port": self.server.port, "user": "root", "db": self.server.database}
+        address = {"host": "127.0.0.1", "port": self.server.port, "user": USER, "db": self.server.database}
         if self.world == "threads":
             with closing(pymysql.connect(**address)) as blocking:
                 yield blocking

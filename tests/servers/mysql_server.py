@@ -224,6 +224,17 @@ class MysqlServer(ServerProcess):
             await asyncio.sleep(0.12)  # the server looks anew only if it was not asked for 0.1 s
         raise AssertionError("no transaction waits for another one")
 
+    async def has_a_waiter_for(self, name: str) -> None:
+        """Wait until a connection waits for the lock *name* of GET_LOCK."""
+        waiting = (
+            f"SELECT 1 FROM information_schema.processlist WHERE state = 'User lock' AND info LIKE '%GET_LOCK(_{name}%'"
+        )
+        for _ in range(600):
+            if await self.fetch(waiting):
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("no connection waits for the lock")
+
     @contextlib.contextmanager
     def fresh_database(self) -> Iterator[Self]:
         """An empty database, which `url` names; it is gone afterwards, with the users that were created meanwhile."""

@@ -204,10 +204,22 @@ class MysqlSession:
 
 
 class MysqlDialer:
-    """Opens sessions with the server that takes writes."""
+    """
+    Opens sessions with the server that takes writes.
 
-    def __init__(self, url: MysqlUrl, *, create: bool, patience: float) -> None:
+    Args:
+        url: Where it is.
+
+        create: Whether tables that are missing are created.
+
+        patience: Seconds for which a host is waited for.
+
+        tables: Whether the tables of locks are needed, and a server that may_forget no commit in a crash.
+    """
+
+    def __init__(self, url: MysqlUrl, *, create: bool, patience: float, tables: bool = True) -> None:
         self.hosts = url.each_host()
+        self._tables = tables
         self._create = create
         self._patience = patience
 
@@ -218,18 +230,15 @@ class MysqlDialer:
         Raises:
             BackendError: no host takes writes, or the server cannot be used.
         """
-        session = await self.dial_without_tables()
+        works = [self._open_writable(host) for host in self.hosts]
+        session = await first_in_order(works, self._blame, MysqlSession.drop)
         try:
-            await self._check_tables(session, create=create or self._create)
+            if self._tables:
+                await self._check_tables(session, create=create or self._create)
         except BaseException:
             session.drop()
             raise
         return session
-
-    async def dial_without_tables(self) -> MysqlSession:
-        """Connect, whether the tables are there or not. Errors are those of `dial`."""
-        works = [self._open_writable(host) for host in self.hosts]
-        return await first_in_order(works, self._blame, MysqlSession.drop)
 
     def _blame(self, failures: Sequence[Exception]) -> Exception | None:
         """Return the error of hosts that failed; None: the next one may take writes."""
@@ -245,7 +254,7 @@ class MysqlDialer:
             async with asyncio.timeout(self._patience):
                 (found,) = await session.ask(_SHOW_VARIABLES)
             values = values_of(found)
-            _check_writable(values, session.version)
+            _check_writable(values, session.version, may_forget=not self._tables)
             session.read_only_settings = [name for name in READ_ONLY if name in values]
         except BaseException as error:
             session.drop()
@@ -334,13 +343,13 @@ def statements_of(script: str) -> list[str]:
     return [text.strip() for text in "\n".join(lines).split(";\n") if text.strip(";\n ")]
 
 
-def _check_writable(values: Mapping[str, str], version: str) -> None:
-    """Refuse a server that takes no writes, loses them in a crash, is one of several writers, or is no MySQL."""
+def _check_writable(values: Mapping[str, str], version: str, *, may_forget: bool) -> None:
+    """Refuse a server that takes no writes, is one of several writers, or is no MySQL; or forgets commits in a crash, unless it may."""
     if (setting := read_only(values)) is not None:
         raise BackendUnavailableError(BACKEND, "connect", f"the server is read-only: {setting} is on; is it a replica?")
     refusal = several_writers(values)
-    if values.get("innodb_flush_log_at_trx_commit") == "0":
-        refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"
+    if not may_forget and values.get("innodb_flush_log_at_trx_commit") == "0":
+        refusal = "innodb_flush_log_at_trx_commit is 0, so a crash may_forget grants; set it to 1"
     if (other := look_alike(version, values.get("version_comment", ""))) is not None:
         refusal = f"the server is {other}, and no MySQL: SKIP LOCKED and KILL QUERY may do something else there"
     if refusal is not None:

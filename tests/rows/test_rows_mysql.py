@@ -1,0 +1,370 @@
+"""Leased rows on MySQL and MariaDB: their types, their locks, and each driver's transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import aiomysql
+import pymysql
+import pytest
+from mysql_server import MysqlServer
+from row_benches import MysqlRowBench, add_jobs, client_of, with_jobs
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from fencing_sdk import BackendRefusedError, BackendUnavailableError, LockHeldError, StaleTokenError, UsageError
+from fencing_sdk.rows import schema_sql
+
+pytest_plugins = ["mysql_fixtures"]
+pytestmark = pytest.mark.server
+
+ID = UUID("c0ffee00-0000-4000-8000-00000000cafe")
+
+
+@pytest.fixture
+def bench(mysql_server: MysqlServer) -> MysqlRowBench:
+    made = with_jobs(MysqlRowBench(mysql_server), "mysql")
+    assert isinstance(made, MysqlRowBench)
+    return made
+
+
+@pytest.fixture
+def gate(bench: MysqlRowBench) -> Iterator[Callable[[], object]]:
+    """Keep every claim whose ``on_claim`` is `WAITING` between its look and its end, until this is called."""
+    keeper = pymysql.connect(unix_socket=bench.server.socket, user="root")
+    keeper.cursor().execute("SELECT GET_LOCK('gate', 0)")
+    yield lambda: keeper.open and keeper.close()
+    if keeper.open:
+        keeper.close()
+
+
+WAITING = "attempts = attempts + 0 * GET_LOCK('gate', 60)"
+
+
+async def refusal(bench: MysqlRowBench, **options: Any) -> str:
+    async with client_of(bench) as db:
+        with pytest.raises(BackendRefusedError) as refused:
+            await db.rows(**{"table": "jobs", **options}).take(wait=0).acquire()
+    return str(refused.value)
+
+
+class TestTables:
+    @pytest.mark.parametrize("kind", ["DATETIME", "TIMESTAMP(6)"])
+    async def test_a_moment_without_fractions_or_before_1970_is_refused(self, bench: MysqlRowBench, kind: str) -> None:
+        bench.ask(f"ALTER TABLE jobs MODIFY leased_until {kind} NOT NULL DEFAULT '2000-01-01'")
+        assert "column leased_until of table jobs must be of type datetime(6)" in await refusal(bench)
+
+    async def test_a_token_may_be_unsigned(self, bench: MysqlRowBench) -> None:
+        bench.ask("ALTER TABLE jobs MODIFY lease_token BIGINT UNSIGNED NOT NULL DEFAULT 0")
+        add_jobs(bench, 1)
+        async with client_of(bench) as db, db.rows("jobs").take(wait=0) as lease:
+            await lease.renew()
+
+    async def test_an_engine_without_transactions_is_refused(self, bench: MysqlRowBench) -> None:
+        bench.ask("ALTER TABLE jobs ENGINE=MyISAM")
+        assert "has the engine MyISAM" in await refusal(bench)
+
+    async def test_a_part_of_a_column_is_no_key(self, bench: MysqlRowBench) -> None:
+        bench.ask("ALTER TABLE jobs ADD UNIQUE INDEX (state(3))")
+        assert "column state of table jobs is no key" in await refusal(bench, key="state")
+
+    async def test_a_table_of_another_database_is_used(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 1)
+        name = f"{bench.server.database}.jobs"
+        async with client_of(bench) as db, db.rows(name, where="jobs.state = 'queued'").take(wait=0) as lease:
+            assert lease.name == f"{name}/1"
+            async with bench.transaction() as transaction:
+                await lease.finish(transaction, state="done")
+
+    async def test_a_trigger_of_each_renewal_is_warned_of(
+        self, bench: MysqlRowBench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bench.ask("CREATE TRIGGER audit BEFORE UPDATE ON jobs FOR EACH ROW SET NEW.result = 'touched'")
+        with caplog.at_level(logging.WARNING):
+            async with client_of(bench) as db:
+                with pytest.raises(LockHeldError):
+                    await db.rows("jobs").take(wait=0).acquire()
+        assert "trigger 'audit' of table jobs runs at each renewal" in caplog.text
+
+    async def test_a_renewal_is_no_change_of_the_row(self, bench: MysqlRowBench) -> None:
+        """A column that the server sets at each UPDATE stays as it was."""
+        bench.ask("ALTER TABLE jobs ADD at TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)")
+        add_jobs(bench, 1)
+        async with client_of(bench) as db:
+            async with db.rows("jobs").take() as lease:
+                before = bench.ask("SELECT at, leased_until FROM jobs")[0]
+                await lease.renew()
+                after = bench.ask("SELECT at, leased_until FROM jobs")[0]
+                assert (before[0], before[1] < after[1]) == (after[0], True)
+            assert bench.ask("SELECT at, leased_until FROM jobs") == [(before[0], datetime(1970, 1, 1))]  # noqa: DTZ001
+
+
+class TestSqlOfTheApplication:
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            ("VARCHAR(40) CHARACTER SET utf8mb4", "it's \\' %s :x ü 🦊"),
+            ("VARCHAR(40) CHARACTER SET ascii COLLATE ascii_bin", ""),
+            ("INT", -5),
+            ("BIGINT UNSIGNED", 2**63),
+            ("BOOL", True),
+            ("DOUBLE", 0.1),
+            ("DOUBLE", -1e300),
+            ("DECIMAL(10, 2)", Decimal("0.10")),
+            ("VARBINARY(16)", ID.bytes),
+            ("CHAR(36) CHARACTER SET latin1", ID),
+            ("DATETIME(6)", datetime(2026, 2, 3, 4, 5, 6, 7)),  # noqa: DTZ001  (as columns have it)
+            ("DATE", date(2026, 2, 3)),
+        ],
+    )
+    async def test_a_value_is_found_as_it_was_written(self, bench: MysqlRowBench, kind: str, value: object) -> None:
+        bench.ask(f"ALTER TABLE jobs ADD mark {kind}, ADD copy {kind}")
+        bench.ask("INSERT INTO jobs (id, mark) VALUES (1, NULL), (2, %s)", str(value) if value is ID else value)
+        async with client_of(bench) as db:
+            jobs = db.rows("jobs", where="mark = :value", on_claim="copy = :value", values={"value": value})
+            async with jobs.take(wait=0) as lease:
+                assert (lease.row["id"], lease.row["copy"]) == (2, lease.row["mark"])
+
+    async def test_a_moment_is_compared_in_utc(self, bench: MysqlRowBench) -> None:
+        bench.ask("ALTER TABLE jobs ADD at DATETIME")
+        bench.ask("INSERT INTO jobs (id, at) VALUES (1, '2026-02-03 10:00:00')")
+        at = datetime(2026, 2, 3, 12, tzinfo=timezone(timedelta(hours=2)))
+        async with client_of(bench) as db, db.rows("jobs", where="at = :at", values={"at": at}).take(wait=0) as lease:
+            assert lease.row["id"] == 1
+
+    async def test_nothing_is_a_value(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 1)
+        async with client_of(bench) as db, db.rows("jobs", where="result <=> :no", values={"no": None}).take(wait=0):
+            pass
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), [1], "\ud800"])
+    async def test_what_sql_has_no_value_for_is_refused(self, bench: MysqlRowBench, value: object) -> None:
+        said = await refusal(bench, where="id = :value", values={"value": value})
+        assert "a value of values= cannot be written in SQL" in said
+
+    @pytest.mark.parametrize(
+        ("on_claim", "problem"),
+        [
+            ("attempts = nope(1)", "nope"),
+            ("state = NULL", "cannot be null"),
+            ("state = repeat('x', 50)", "too long"),
+            ("priority = 'high'", "Incorrect integer value"),
+            ("attempts = attempts +", "syntax"),
+            ("unique_mark = 7", "Duplicate entry"),
+        ],
+    )
+    async def test_a_mistake_has_the_servers_words(self, bench: MysqlRowBench, on_claim: str, problem: str) -> None:
+        bench.ask("ALTER TABLE jobs ADD unique_mark INT UNIQUE")
+        bench.ask("INSERT INTO jobs (id, unique_mark) VALUES (1, 1), (2, 7)")
+        assert problem in await refusal(bench, on_claim=on_claim)
+        assert bench.ask("SELECT id FROM jobs WHERE lease_token > 0") == []
+
+    async def test_a_right_that_is_lacking_has_the_servers_words(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 1)
+        bench.ask("CREATE USER reader@127.0.0.1")
+        bench.ask(f"GRANT SELECT ON {bench.server.database}.* TO reader@127.0.0.1")
+        bench.url = bench.server.url_as("reader")
+        assert "denied to user" in await refusal(bench)
+
+    async def test_a_comment_ends_with_its_line(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 1)
+        async with client_of(bench) as db:
+            jobs = db.rows("jobs", where="true # all", order="id # first", on_claim="attempts = 1 # once")
+            async with jobs.take(wait=0), client_of(bench) as other:
+                with pytest.raises(LockHeldError):
+                    await other.rows("jobs").take(wait=0).acquire()
+
+
+class TestLocks:
+    async def test_a_claim_holds_up_neither_renewals_nor_other_claims(
+        self, bench: MysqlRowBench, gate: Callable[[], object]
+    ) -> None:
+        """Although it has read all rows that are in flight, and looked at all that are free."""
+        bench.ask("ALTER TABLE jobs ADD INDEX (state, priority, id)")
+        add_jobs(bench, 30)
+        options: dict[str, Any] = {"where": "state = 'queued'", "order": "priority, id"}
+        async with client_of(bench) as db, client_of(bench) as other:
+            ahead = await db.rows("jobs", **options).batch(10).take().acquire()
+            waiting = asyncio.create_task(other.rows("jobs", on_claim=WAITING, **options).take().acquire())
+            await bench.server.has_a_waiter_for("gate")
+            before = bench.ask("SELECT min(leased_until) FROM jobs WHERE id <= 10")
+            await ahead.renew()
+            assert bench.ask("SELECT min(leased_until) FROM jobs WHERE id <= 10") > before
+            behind = await db.rows("jobs", **options).take(wait=0).acquire()
+            assert (behind.row["id"], waiting.done()) == (12, False)
+            gate()
+            assert (await waiting).row["id"] == 11
+            for lease in (ahead, behind, await waiting):
+                await lease.release()
+
+    async def test_a_row_that_is_locked_delays_the_renewal_of_no_other(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 2)
+        ends = "SELECT leased_until FROM jobs ORDER BY id"
+        async with client_of(bench) as db, db.rows("jobs").batch(2).take() as lease:
+            before = bench.ask(ends)
+            async with bench.transaction() as transaction:
+                await transaction.cursor().execute("SELECT id FROM jobs WHERE id = 1 FOR UPDATE")
+                with pytest.raises(BackendUnavailableError):
+                    await lease.renew()
+                after = bench.ask(ends)
+                assert (after[0] == before[0], after[1] > before[1]) == (True, True)
+            await lease.renew()
+            assert bench.ask(ends)[0] > before[0]
+
+    @pytest.mark.usefixtures("patient_mysql")
+    async def test_a_deadlock_is_tried_again(self, bench: MysqlRowBench) -> None:
+        """The claim waits for a row of its trigger, and its row is waited for by who has locked that one."""
+        bench.ask("CREATE TABLE counted (id INT PRIMARY KEY, n INT)")
+        bench.ask("INSERT INTO counted VALUES (1, 0)")
+        bench.ask("CREATE TRIGGER counts BEFORE UPDATE ON jobs FOR EACH ROW UPDATE counted SET n = n + 1")
+        add_jobs(bench, 1)
+        async with client_of(bench) as db:
+            async with bench.transaction() as transaction:
+                cursor = transaction.cursor()
+                await cursor.execute("UPDATE counted SET n = 10")
+                await cursor.execute("CREATE TEMPORARY TABLE weight (n INT) ENGINE=InnoDB")
+                await cursor.executemany("INSERT INTO weight VALUES (%s)", [(n,) for n in range(50)])
+                claim = asyncio.create_task(db.rows("jobs").take(wait=0).acquire())
+                await bench.server.has_a_waiter()
+                await cursor.execute("UPDATE jobs SET priority = 7")
+            lease = await claim
+            assert (lease.row["priority"], bench.ask("SELECT n FROM counted")) == (7, [(12,)])
+            await lease.release()
+
+    async def test_a_batch_in_a_transaction_locks_no_other_row(self, bench: MysqlRowBench) -> None:
+        """At the level of these servers, a table that is read as a whole is locked as a whole."""
+        add_jobs(bench, 6)
+        async with client_of(bench) as db, db.rows("jobs").batch(3).take() as lease:
+            async with bench.transaction() as transaction:
+                await lease.admit(transaction)
+                await lease.finish(transaction, state="done")
+                free = bench.ask("SELECT id FROM jobs FOR UPDATE SKIP LOCKED")
+                assert sorted(free) == [(4,), (5,), (6,)]
+
+    async def test_a_zombie_that_has_read_before_is_stale(self, bench: MysqlRowBench) -> None:
+        """Its transaction sees the row as it was, and the row that counts is another one."""
+        add_jobs(bench, 1)
+        async with client_of(bench) as db, db.rows("jobs").take() as zombie:
+            async with bench.transaction() as transaction:
+                await transaction.cursor().execute("SELECT * FROM jobs")
+                bench.ask("UPDATE jobs SET lease_token = lease_token + 1")
+                with pytest.raises(StaleTokenError):
+                    await zombie.finish(transaction, state="done")
+
+
+class TestServers:
+    async def test_one_that_is_read_only_is_refused(self, start_mysql: Callable[[], MysqlServer]) -> None:
+        server = start_mysql()
+        bench = with_jobs(MysqlRowBench(server), "mysql")
+        add_jobs(bench, 2)
+        async with client_of(bench) as db:
+            lease = await db.rows("jobs").take().acquire()
+            server.ask("SET GLOBAL read_only = ON")
+            for said in ("the server is read-only", "read_only is on"):
+                with pytest.raises(BackendUnavailableError, match=said):
+                    await db.rows("jobs").take(wait=0).acquire()
+            server.ask("SET GLOBAL read_only = OFF")
+            await lease.renew()
+            await lease.release()
+
+
+@asynccontextmanager
+async def of_asyncmy(server: MysqlServer) -> AsyncIterator[Any]:
+    async with server.connected() as connection:
+        await connection.begin()
+        yield connection
+        await connection.commit()
+
+
+@asynccontextmanager
+async def of_aiomysql(server: MysqlServer) -> AsyncIterator[Any]:
+    connection = await aiomysql.connect(
+        host="127.0.0.1", port=server.port, user="app", db=server.database, cursorclass=aiomysql.DictCursor
+    )
+    try:
+        yield connection
+        await connection.commit()
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def of_pymysql(server: MysqlServer) -> AsyncIterator[Any]:
+    with closing(pymysql.connect(host="127.0.0.1", port=server.port, user="app", database=server.database)) as opened:
+        yield opened
+        opened.commit()
+
+
+@asynccontextmanager
+async def of_sqlalchemy(server: MysqlServer) -> AsyncIterator[Any]:
+    engine = create_async_engine(server.url.replace("mysql://", "mysql+asyncmy://"))
+    try:
+        async with engine.begin() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+        await asyncio.sleep(0)  # in the next turn of the loop the transport is closed
+
+
+@asynccontextmanager
+async def of_a_session(server: MysqlServer) -> AsyncIterator[Any]:
+    engine = create_engine(server.url.replace("mysql://", "mysql+pymysql://"))
+    try:
+        with Session(engine) as session, session.begin():
+            yield session
+    finally:
+        engine.dispose()
+
+
+KEYS: dict[str, tuple[str, list[object]]] = {
+    "bigint": ("BIGINT", [1, 2, 3]),
+    "text": ("CHAR(36) CHARACTER SET ascii COLLATE ascii_bin", [str(ID), "it's", "x"]),
+    "bytes": ("BINARY(16)", [ID.bytes, bytes(16), b"'\\\xff\x00" * 4]),
+}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("opened", [of_asyncmy, of_aiomysql, of_pymysql, of_sqlalchemy, of_a_session])
+async def test_a_row_is_finished_in_each_drivers_transaction(
+    mysql_server: MysqlServer,
+    opened: Callable[[MysqlServer], AbstractAsyncContextManager[Any]],
+    keys: tuple[str, list[object]],
+) -> None:
+    bench = MysqlRowBench(mysql_server)
+    kind, those = keys
+    bench.ask(f"CREATE TABLE works (name {kind} PRIMARY KEY, done BOOL NOT NULL DEFAULT 0)")
+    if opened is of_aiomysql and kind.startswith("BINARY"):
+        pytest.skip("aiomysql 0.3 writes no bytes with this PyMySQL")
+    for statement in schema_sql("works", dialect="mysql"):
+        bench.ask(statement)
+    for key in those:
+        bench.ask("INSERT INTO works (name) VALUES (%s)", key)
+    async with client_of(bench) as db:
+        works = db.rows("works", key="name", where="done = 0")
+        async with works.take() as one, works.batch(2).take() as others:
+            await one.renew()
+            await others.renew()
+            for lease in (one, others):
+                async with opened(mysql_server) as transaction:
+                    await lease.admit(transaction)
+                    await lease.finish(transaction, done=1)
+                with pytest.raises(UsageError, match="already"):
+                    async with opened(mysql_server) as transaction:
+                        await lease.finish(transaction, done=0)
+    assert bench.ask("SELECT count(*) FROM works WHERE done = 1") == [(3,)]
+
+
+async def test_a_connection_that_commits_by_itself_is_refused(bench: MysqlRowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db, db.rows("jobs").take() as lease:
+        async with bench.server.connected(autocommit=True) as connection:
+            with pytest.raises(UsageError, match="commits every statement by itself"):
+                await lease.finish(connection, state="done")
