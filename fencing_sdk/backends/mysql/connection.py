@@ -214,7 +214,7 @@ class MysqlDialer:
 
         patience: Seconds for which a host is waited for.
 
-        tables: Whether the tables of locks are needed, and a server that may_forget no commit in a crash.
+        tables: Whether the tables of locks are needed, and a server that forgets no commit in a crash.
     """
 
     def __init__(self, url: MysqlUrl, *, create: bool, patience: float, tables: bool = True) -> None:
@@ -344,12 +344,12 @@ def statements_of(script: str) -> list[str]:
 
 
 def _check_writable(values: Mapping[str, str], version: str, *, may_forget: bool) -> None:
-    """Refuse a server that takes no writes, is one of several writers, or is no MySQL; or forgets commits in a crash, unless it may."""
+    """Refuse a server that takes no writes, forgets them in a crash, is one of several writers, or is no MySQL."""
     if (setting := read_only(values)) is not None:
         raise BackendUnavailableError(BACKEND, "connect", f"the server is read-only: {setting} is on; is it a replica?")
     refusal = several_writers(values)
     if not may_forget and values.get("innodb_flush_log_at_trx_commit") == "0":
-        refusal = "innodb_flush_log_at_trx_commit is 0, so a crash may_forget grants; set it to 1"
+        refusal = "innodb_flush_log_at_trx_commit is 0, so a crash forgets grants; set it to 1"
     if (other := look_alike(version, values.get("version_comment", ""))) is not None:
         refusal = f"the server is {other}, and no MySQL: SKIP LOCKED and KILL QUERY may do something else there"
     if refusal is not None:
