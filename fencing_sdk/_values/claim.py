@@ -290,11 +290,15 @@ class Busy(NamedTuple):
     """Seconds after which another try may succeed; None: not known."""
 
 
+UNKNOWN = "-"
+"""Stands for the digest of an owner that the store does not know, and so cannot notify of a reason."""
+
+
 class Seen(NamedTuple):
     """A living ticket, as the store shows it to those who look."""
 
     holder: str
-    """The public digest of its owner."""
+    """The public digest of its owner, or `UNKNOWN`."""
     mode: Mode
     token: int | None
     permit: int | None

@@ -27,7 +27,7 @@ import anyio
 from fencing_sdk._arguments import check_reason
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
-from fencing_sdk._values.claim import Holder, Waiting
+from fencing_sdk._values.claim import UNKNOWN, Holder, Waiting
 from fencing_sdk._values.reports import read_facts
 from fencing_sdk._values.token import ENV_URL, check_token
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
@@ -231,7 +231,8 @@ def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> b
     output.print(_facts_of(victim))
     output.print()
     if not read_facts(victim).kept_until:
-        output.print(Text(f"The holder's work is cancelled with: revoked: {reason}"))
+        ending = "taken over" if victim.id == UNKNOWN else f"revoked: {reason}"
+        output.print(Text(f"The holder's work is cancelled with: {ending}"))
     output.print("Guards refuse its token as soon as a later holder has written.")
     following = "The lock is free then." if not line else f"The next holder is {line[0].id}, of {len(line)} who wait."
     output.print(following)

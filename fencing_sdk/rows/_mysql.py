@@ -23,6 +23,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from fencing_sdk._mysql import ask_for, values_of
 from fencing_sdk._mysql.driver import Rows, code_of, columns_of, hexadecimal
 from fencing_sdk._mysql.url import read_mysql_query
 from fencing_sdk._values.claim import HELD, Seen
@@ -36,7 +37,7 @@ from fencing_sdk.backends.mysql.store import adapt
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import MYSQL
-from fencing_sdk.rows._store import Outcome, Renewal
+from fencing_sdk.rows._store import Outcome, Renewal, RowFacts
 from fencing_sdk.rows._table import (
     BY,
     NEVER,
@@ -60,6 +61,8 @@ _SPARE = 100
 """Free rows that a claim looks at besides those that it wants: other claims may have locked some."""
 _NOW = "NOW(6)"
 _NEXT = f"GREATEST({TOKEN} + 1, {NOW} DIV {TICK})"
+_LIMITS = ("idle_write_transaction_timeout", "idle_transaction_timeout", "wait_timeout")
+"""Settings that end a transaction whose client is silent. A server has only some of them."""
 _KINDS = {UNTIL: ("datetime(6)",), TOKEN: ("bigint", "bigint unsigned")}
 _OF_THE_APPLICATION = {
     *(1048, 1052, 1054, 1062, 1064, 1109, 1111, 1142, 1143, 1146, 1176, 1241, 1242, 1264, 1267, 1292, 1305, 1364, 1365),
@@ -242,6 +245,11 @@ class MysqlRows:
         with ErrorTranslation(_translated, "revoke"):
             answers = await self._renewals.run(lambda session: session.change(ending, "SELECT ROW_COUNT()"))
         return bool(answers[-1][0][0])
+
+    async def facts(self) -> RowFacts:
+        """See `fencing_sdk.rows._store.RowDatabase.facts`."""
+        limits, ((now,),) = await self._ask("diagnose", ask_for(*_LIMITS), f"SELECT {NOW}")
+        return RowFacts(now / SECOND, {name: float(value) for name, value in values_of(limits).items()})
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`."""

@@ -27,7 +27,7 @@ from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import POSTGRESQL
-from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._store import Outcome, RowFacts
 from fencing_sdk.rows._table import (
     BY,
     STORE,
@@ -63,6 +63,10 @@ _TRIGGERS = """
 SELECT tgname FROM pg_catalog.pg_trigger
 WHERE tgrelid = pg_catalog.to_regclass($1) AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 16 <> 0
       AND tgattr::text = ''
+"""
+_FACTS = """
+SELECT extract(epoch FROM clock_timestamp())::float8, array_agg((name, reset_val::float8 / 1000) ORDER BY name)
+FROM pg_catalog.pg_settings WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 """
 _KINDS = {UNTIL: ("timestamp with time zone",), TOKEN: ("bigint",)}
 _OF_THE_APPLICATION = {"42601", "42703", "42883", "42P01", "42804", "42702", "42P02", "22P02", "22007", "42P18"}
@@ -195,16 +199,15 @@ class PostgresqlRows:
     ) -> Mapping[str, Seen]:
         """See `fencing_sdk.rows._store.RowDatabase.leased`."""
         name, key = table.names()
-        values: list[object] = [] if keys is None and after is None else [after if keys is None else keys]
-        those = (
-            f"{key} > $1::text::{table.key_type}" if keys is None else f"{key} = ANY($1::text[]::{table.key_type}[])"
-        )
+        those = f"r.{key} = ANY($1::text[]::{table.key_type}[])"
+        if keys is None:
+            those = "$1::text IS NULL" if after is None else f"r.{key} > $1::text::{table.key_type}"
         found = await self._ask(
             "list" if keys is None else "inspect",
-            f"SELECT {key}::text, lease_token, extract(epoch FROM leased_until - clock_timestamp())::float8, "  # noqa: S608
-            f"extract(epoch FROM clock_timestamp())::float8, {BY if table.by else 'NULL'} FROM {name} "
-            f"WHERE leased_until > clock_timestamp() {f'AND {those}' if values else ''} ORDER BY {key} LIMIT {limit:d}",
-            *values,
+            f"SELECT r.{key}::text, r.lease_token, extract(epoch FROM r.leased_until - clock_timestamp())::float8, "  # noqa: S608
+            f"extract(epoch FROM clock_timestamp())::float8, {BY if table.by else 'NULL'} FROM {name} AS r "
+            f"WHERE r.leased_until > clock_timestamp() AND {those} ORDER BY r.{key} LIMIT {limit:d}",
+            after if keys is None else keys,
         )
         return {row[0]: seen_lease(*row[1:]) for row in found}
 
@@ -222,6 +225,12 @@ class PostgresqlRows:
             token,
         )
         return bool(ended)
+
+    async def facts(self) -> RowFacts:
+        """See `fencing_sdk.rows._store.RowDatabase.facts`."""
+        ((now, limits),) = await self._ask("diagnose", _FACTS)
+        with ErrorTranslation(_translated, "diagnose"):
+            return RowFacts(now, dict(limits), not await self._renewals.run(lambda session: session.talks_to_server()))
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`. A notification that is lost costs one poll."""

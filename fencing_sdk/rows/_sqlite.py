@@ -21,7 +21,7 @@ from fencing_sdk.backends.sqlite.thread import SqlThread
 from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._databases import path_of
 from fencing_sdk.guards.sql._transaction import SQLITE
-from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._store import Outcome, RowFacts
 from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, Table, fate, seen_lease, take_shape
 
 T = TypeVar("T")
@@ -92,6 +92,11 @@ class SqliteRows:
     async def end(self, table: Table, key: str, token: int) -> bool:
         """See `fencing_sdk.rows._store.RowDatabase.end`."""
         return await self._ask("revoke", partial(_end, table, key, token))
+
+    async def facts(self) -> RowFacts:
+        """See `fencing_sdk.rows._store.RowDatabase.facts`."""
+        ((journal,),) = await self._ask("diagnose", lambda file: file.look("PRAGMA journal_mode"))
+        return RowFacts(path=self._path, journal=journal)
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.listen`."""

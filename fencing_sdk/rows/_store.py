@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from fencing_sdk._values.answer import Answer, Settled
 from fencing_sdk._values.claim import HELD, Busy, Claim, Gone, Place, Seen
 from fencing_sdk._values.loop_owner import Uncopied
+from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.tasks import start_task
 from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.abc import Bell, Kept
@@ -36,6 +38,30 @@ Renewal = tuple[Any, int, float]
 """Key, token and seconds of a row that is to be renewed, or that is to be given back after so many seconds."""
 Outcome = Place | Gone | None
 """Outcome of a renewal: `HELD`, or what `fate` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """A database, as a diagnosis sees it."""
+
+    now: float | None = None
+    """Seconds since 1970 by the clock of the server; None where that is this machine's."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Settings of which each ends a transaction whose client is silent for so many seconds; 0: never."""
+    pooled: bool = False
+    """True if a proxy gives the statements of one client to several sessions."""
+    path: Path | None = None
+    journal: str = "wal"
+
+    @property
+    def silence(self) -> float:
+        """Seconds after which a transaction whose client is silent ends; 0: never."""
+        return min(filter(None, self.limits.values()), default=0.0)
+
+    @property
+    def settings(self) -> str:
+        """Names of the settings."""
+        return ", ".join(self.limits)
 
 
 class RowDatabase(Protocol):
@@ -91,6 +117,10 @@ class RowDatabase(Protocol):
 
     async def end(self, table: Table, key: str, token: int) -> bool:
         """Free a row that is leased under this *token*, and give it the next token. False: it is not."""
+        ...
+
+    async def facts(self) -> RowFacts:
+        """Return what a diagnosis judges."""
         ...
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
@@ -323,6 +353,17 @@ class RowStore(Uncopied):
         rows = [f"{name}/{each}" for each in found]
         following = rows[-1] if len(rows) == limit else next(iter(tables[at + 1 :]), None)
         return [row for row in rows if row.startswith(prefix)], following
+
+    async def diagnose(self, ttl: float) -> Sequence[Finding]:
+        """See `fencing_sdk.abc.SupportsDiagnosis.diagnose`."""
+        from fencing_sdk.rows._diagnosis import findings_of  # noqa: PLC0415  (who works on rows does not load it)
+
+        del ttl  # no setting depends on it
+        return await findings_of(await self.database.facts())
+
+    async def server_time(self) -> float | None:
+        """See `fencing_sdk.abc.SupportsDiagnosis.server_time`."""
+        return (await self.database.facts()).now
 
     def _row(self, operation: str, name: str) -> tuple[Table, str]:
         table, _, key = name.partition("/")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from fencing_sdk._values.claim import LOCK, Gone, LockName, Seen
+from fencing_sdk._values.claim import LOCK, UNKNOWN, Gone, LockName, Seen
 from fencing_sdk._values.clock import TICK
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Timing
@@ -209,7 +209,7 @@ def fate(token: int, found: tuple[int, bool] | None) -> Gone | None:
 
 def seen_lease(token: int, remaining: float, now: float, by: str | None) -> Seen:
     """Return the lease of a row for those who look, *now* by the clock of the database. No row knows its owner."""
-    return Seen("-", LOCK, token, None, remaining, max(0.0, now - token * TICK / 1e6), by)
+    return Seen(UNKNOWN, LOCK, token, None, remaining, max(0.0, now - token * TICK / 1e6), by)
 
 
 Settling = Callable[[Transaction], Coroutine[Any, Any, None]]

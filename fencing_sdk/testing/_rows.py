@@ -64,7 +64,7 @@ class WorldDatabase:
             raise
         self.connection.commit()
 
-    def carry_out(self, operation: str, do: Callable[[RowFile], T]) -> T:
+    def _carry_out(self, operation: str, do: Callable[[RowFile], T]) -> T:
         """Run statements of a client, unless a transaction of the application is open."""
         if self.connection.in_transaction:
             raise BackendUnavailableError(STORE, operation, "a transaction has the write lock")
@@ -112,11 +112,10 @@ class WorldRows(SqliteRows):
         del urgent  # nothing waits in a line here
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
+        carry_out = self._database._carry_out  # noqa: SLF001  (of this module)
         while True:
             try:
-                return await self._link.ask(
-                    self._database.name, operation, "rows", lambda _: self._database.carry_out(operation, do)
-                )
+                return await self._link.ask(self._database.name, operation, "rows", lambda _: carry_out(operation, do))
             except BackendUnavailableError:
                 if loop.time() >= end:
                     raise
