@@ -157,7 +157,7 @@ class MysqlRows:
             free = f"{sql.free} AND {UNTIL} < {_NOW}"
             look = (
                 f"SELECT {key} FROM (SELECT {key} AS fencing_key FROM {name} WHERE {free} ORDER BY {sql.order} "
-                f"LIMIT {count + _SPARE}) AS fencing_free STRAIGHT_JOIN {name} ON {key} = fencing_key "
+                f"LIMIT {count + _SPARE}) AS fencing_free STRAIGHT_JOIN {name}{table.hint} ON {key} = fencing_key "
                 f"WHERE {free} LIMIT {count} FOR UPDATE SKIP LOCKED"
             )
             by = f", {BY} = {_literal(label)}" if table.by else ""

@@ -24,6 +24,7 @@ from django.db import connections, models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.test import override_settings
+from mysql_programs import flavours
 from row_benches import RowBench, client_of, row_bench
 from sqlalchemy import Engine, ForeignKey, and_, func, or_
 from sqlalchemy.engine import make_url
@@ -38,7 +39,7 @@ from fencing_sdk.rows.sqlalchemy import LeasedRow
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
 pytestmark = pytest.mark.server
 
-COLUMNS = ["sqlite", "postgresql"]
+COLUMNS = ["sqlite", "postgresql", *flavours()]
 
 
 @pytest.fixture(params=COLUMNS)
