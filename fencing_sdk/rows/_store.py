@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -313,18 +313,21 @@ class RowStore(Uncopied):
             raise failure
         return answers
 
-    async def give_back(self, claim: Claim, *, after: float = 0.0) -> Gone | None:
-        """See `fencing_sdk.abc.Backend.give_back`. What was finished stays as it is."""
+    def give_back(self, claim: Claim, *, after: float = 0.0) -> Awaitable[Gone | None]:
+        """See `fencing_sdk.abc.Backend.give_back`. What was finished stays as it is, and asks the database nothing."""
         held = self.held.get(claim.owner)
         if held is None:
             for each in self._wanted.get(claim.name, ()):
                 each.left = each.left or each.claim.owner == claim.owner
-            return None
-        if not held.finished or held.in_doubt:
-            seconds = max(after, held.after)
-            await self.database.give_back(held.table, [(row.key, row.token, seconds) for row in held.rows])
-        self.held.pop(claim.owner, None)
-        return None
+        elif not held.finished or held.in_doubt:
+            return self._free(claim.owner, held, max(after, held.after))
+        else:
+            del self.held[claim.owner]
+        return Settled(None)
+
+    async def _free(self, owner: str, held: Held, after: float) -> None:
+        await self.database.give_back(held.table, [(row.key, row.token, after) for row in held.rows])
+        self.held.pop(owner, None)
 
     async def end(self, name: str, token: int, reason: str) -> bool:
         """See `fencing_sdk.abc.Backend.end`. A row has no room for the *reason*: the holder finds it taken over."""

@@ -58,7 +58,7 @@ CRASHING: dict[str, dict[str, Any]] = {
 AGES = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - leased_until",
     "postgresql": "extract(epoch FROM clock_timestamp() - leased_until)::float8",
-    "mysql": "timestampdiff(MICROSECOND, leased_until, sysdate(6)) / 1e6",
+    "mysql": "timestampdiff(MICROSECOND, leased_until, utc_timestamp(6)) / 1e6",
 }
 
 
@@ -119,6 +119,7 @@ def database(kind: str, folder: Path, *, crashes: bool) -> Iterator[RowBench]:
         elif kind == "postgresql":
             bench = PostgresqlRowBench(stack.enter_context(PostgresqlServer(**settings)))
         else:
+            (folder / kind).mkdir()
             bench = MysqlRowBench(stack.enter_context(MysqlServer(kind, folder=folder / kind, **settings)))
         with_jobs(bench, kind)
         bench.ask("ALTER TABLE jobs ADD COLUMN claim VARCHAR(40)")
