@@ -18,9 +18,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from fencing_sdk._mysql import ask_for, values_of
@@ -54,11 +56,9 @@ from fencing_sdk.rows._table import (
 
 # ruff: noqa: S608  (names are checked, values are literals, and the rest is the application's own SQL)
 
-T = TypeVar("T")
-
 _PATIENCE = 4.0
-_SPARE = 100
-"""Free rows that a claim looks at besides those that it wants: other claims may have locked some."""
+_SPARE, _MORE = 8, 200
+"""Free rows that a claim looks at besides those that it wants, as others may have locked some: first, and then."""
 _NOW = "NOW(6)"
 _NEXT = f"GREATEST({TOKEN} + 1, {NOW} DIV {TICK})"
 _LIMITS = ("idle_write_transaction_timeout", "idle_transaction_timeout", "wait_timeout")
@@ -71,7 +71,8 @@ _OF_THE_APPLICATION = {
 """Numbers of a mistake in the SQL, the values, the columns or the rights of the application."""
 
 
-class _Sql(NamedTuple):
+@dataclass(slots=True)
+class _Sql:
     """Parts of the statements for one table."""
 
     free: str
@@ -80,6 +81,8 @@ class _Sql(NamedTuple):
     on_claim: str
     kept: str
     """Assignments that keep what the server itself would change at each renewal."""
+    flows: bool = False
+    """True if the last claim found a row."""
 
 
 class MysqlRows:
@@ -154,17 +157,22 @@ class MysqlRows:
         with ErrorTranslation(_translated, "acquire"):
             name, key = table.names("`")
             sql = self._sql[table]
-            free = f"{sql.free} AND {UNTIL} < {_NOW}"
-            look = (
-                f"SELECT {key} FROM (SELECT {key} AS fencing_key FROM {name} WHERE {free} ORDER BY {sql.order} "
-                f"LIMIT {count + _SPARE}) AS fencing_free STRAIGHT_JOIN {name}{table.hint} ON {key} = fencing_key "
-                f"WHERE {free} LIMIT {count} FOR UPDATE SKIP LOCKED"
-            )
             by = f", {BY} = {_literal(label)}" if table.by else ""
             sets = f"{sql.on_claim}{UNTIL} = {_in(table.timing.ttl)}, {TOKEN} = {_NEXT}{by}"
 
-            async def work(found: Sequence[Rows]) -> tuple[list[str], Sequence[Any]]:
+            def look(spare: int) -> str:
+                free = f"{sql.free} AND {UNTIL} < {_NOW}"
+                return (
+                    f"SELECT {key} FROM (SELECT {key} AS fencing_key FROM {name} WHERE {free} ORDER BY {sql.order} "
+                    f"LIMIT {count + spare}) AS fencing_free STRAIGHT_JOIN {name}{table.hint} ON {key} = fencing_key "
+                    f"WHERE {free} LIMIT {count} FOR UPDATE SKIP LOCKED"
+                )
+
+            async def work(session: MysqlSession, found: Sequence[Rows]) -> tuple[list[str], Sequence[Any]]:
+                if len(found[0]) < count and (found[0] or sql.flows):
+                    found = await session.ask(look(_MORE))
                 keys = [row[0] for row in found[0]]
+                sql.flows = bool(keys)
                 those = f"WHERE {_among(table, keys)}"
                 texts = [f"UPDATE {name}{table.hint} SET {sets} {those}", f"SELECT * FROM {name}{table.hint} {those}"]
                 return (texts if keys else []), keys
@@ -172,7 +180,7 @@ class MysqlRows:
             connection = self._claims.get(flight)
             if connection is None:
                 connection = self._claims[flight] = RequestConnection(self._dial, _adapt)
-            keys, last = await connection.run(lambda session: session.transact([look], work))
+            keys, last = await connection.run(lambda session: session.transact([look(_SPARE)], partial(work, session)))
             if not keys:
                 return []
             columns = columns_of(last[1])
