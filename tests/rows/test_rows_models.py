@@ -9,12 +9,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import django_settings  # noqa: F401  (it configures Django)
-import pymysql
 import pytest
 import sqlalchemy
 from alembic.autogenerate import produce_migrations, render_python_code
@@ -23,7 +20,7 @@ from alembic.operations import Operations
 from django.db import connections, models
 from django.db.models import F, Q
 from django.db.models.functions import Now
-from django.test import override_settings
+from django_bench import known_to_django, settings_of
 from mysql_programs import flavours
 from row_benches import RowBench, client_of, row_bench
 from sqlalchemy import Engine, ForeignKey, and_, func, or_
@@ -260,29 +257,6 @@ class Plain(models.Model):
 
     def __str__(self) -> str:
         return ""
-
-
-def settings_of(bench: RowBench) -> dict[str, Any]:
-    url = make_url(bench.url)
-    if url.drivername == "sqlite":
-        return {"ENGINE": "django.db.backends.sqlite3", "NAME": url.database}
-    kind = "postgresql" if url.drivername == "postgresql" else "mysql"
-    address = {"NAME": url.database, "USER": url.username or "app", "HOST": url.host, "PORT": url.port}
-    return {"ENGINE": f"django.db.backends.{kind}", **address}
-
-
-@contextmanager
-def known_to_django(bench: RowBench) -> Iterator[None]:
-    """Let Django know a database, and use it for all models."""
-    pymysql.version_info = (2, 2, 8, "final", 0)  # of the mysqlclient whose place it takes
-    pymysql.install_as_MySQLdb()
-    name = "of_this_test"
-    connections.databases[name] = connections.configure_settings({"default": {}, name: settings_of(bench)})[name]
-    there = type("There", (), {"db_for_write": lambda *_, **__: name, "db_for_read": lambda *_, **__: name})()
-    with override_settings(DATABASE_ROUTERS=[there]):
-        yield
-    connections[name].close()
-    del connections[name], connections.databases[name]
 
 
 @pytest.fixture
