@@ -42,14 +42,11 @@ _MOST_ROWS = 1000
 _MOST_TASKS = 1000
 
 
-class RowLease(Lease):
-    """A row, or a batch of rows, that this process works on until its deadline."""
+class LeaseOfRows:
+    """Rows of a lease, of a task or a thread, as its user reads them."""
 
-    __slots__ = ("_held",)
-
-    def __init__(self, store: RowStore, state: LeaseState) -> None:
-        super().__init__(state)
-        self._held: Held = store.held[state.owner]
+    __slots__ = ()
+    _held: Held
 
     @property
     def row(self) -> Mapping[str, Any]:
@@ -60,6 +57,16 @@ class RowLease(Lease):
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """The rows of the batch, or the one row."""
         return [claimed.row for claimed in self._held.rows]
+
+
+class RowLease(LeaseOfRows, Lease):
+    """A row, or a batch of rows, that this process works on until its deadline."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, store: RowStore, state: LeaseState) -> None:
+        super().__init__(state)
+        self._held = store.held[state.owner]
 
     async def finish(self, transaction: object, /, **columns: object) -> None:
         """

@@ -1,21 +1,16 @@
 """
 Leased rows for threads: the words of `fencing_sdk.rows` without ``async``.
 
-    from fencing_sdk.rows.sync import row_client
-
-    db = row_client("postgresql://localhost/app")
-    jobs = db.rows("jobs", where="state = 'queued'", order="priority, id", on_claim="attempts = attempts + 1")
-
-    with db:
-        for job in jobs:                                # waits for the next row; ends when the client drains
-            with job as lease:                          # renewed by the client's own thread
+    with row_client("postgresql://localhost/app") as db:
+        for job in db.rows("jobs", where="state = 'queued'", order="priority, id"):
+            with job as lease:                                  # renewed by the client's own thread
                 pdf = render(lease.row["payload"])
-                with psycopg.connect(...) as connection:
+                with pool.connection() as connection:
                     connection.execute("INSERT INTO invoices ...", [pdf])
-                    lease.finish(connection, state="done")          # compares and writes; else it rolls back
+                    lease.finish(connection, state="done")      # compares and writes; else it rolls back
 
-The client below is that for tasks, run as every client of `fencing_sdk.sync`. What differs is the loss: no thread can
-be cancelled. Work that runs on after it asks ``lease.check()``, and its finish is refused.
+The client is that for tasks, run as every client of `fencing_sdk.sync`. What differs is the loss: no thread can be
+cancelled. Work that runs on after it asks ``lease.check()``, and its finish is refused.
 """
 
 from __future__ import annotations
@@ -23,9 +18,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any, Unpack, cast
+from typing import Unpack, cast
 
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._values.loop_owner import Uncopied
@@ -34,12 +29,11 @@ from fencing_sdk._values.timing import Seconds
 from fencing_sdk.errors import AcquireCancelledError, ConfigurationError, LeaseLostError, shown
 from fencing_sdk.guards.sql._transaction import perform_sync
 from fencing_sdk.rows._client import LeasedRows as TaskLeasedRows
+from fencing_sdk.rows._client import LeaseOfRows, RowOptions, check_at_once, held_by, life_of, locks_of, next_of
 from fencing_sdk.rows._client import RowClient as TaskRowClient
 from fencing_sdk.rows._client import RowLease as TaskRowLease
-from fencing_sdk.rows._client import RowOptions, check_at_once, held_by, life_of, locks_of, next_of
 from fencing_sdk.rows._client import RowTake as TaskRowTake
 from fencing_sdk.rows._client import row_client as _row_client
-from fencing_sdk.rows._store import Held
 from fencing_sdk.rows._table import admitting, schema_sql
 from fencing_sdk.sync._bridge import Cancel
 from fencing_sdk.sync._client import ClientForThreads
@@ -52,24 +46,14 @@ _PAUSE = 0.2
 """Seconds that the end of `run` sleeps at most: a signal that came right before the sleep does not end it."""
 
 
-class RowLease(Lease):
+class RowLease(LeaseOfRows, Lease):
     """A row, or a batch of rows, that a thread works on until its deadline."""
 
-    __slots__ = ()
+    __slots__ = ("_held",)
 
-    @property
-    def _held(self) -> Held:
-        return held_by(cast("TaskRowLease", self._handle))
-
-    @property
-    def row(self) -> Mapping[str, Any]:
-        """The row as the claim has left it, by the names of its columns; of a batch the first one."""
-        return cast("TaskRowLease", self._handle).row
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """The rows of the batch, or the one row."""
-        return cast("TaskRowLease", self._handle).rows
+    def __init__(self, handle: TaskLease, bridge: Bridge) -> None:
+        super().__init__(handle, bridge)
+        self._held = held_by(cast("TaskRowLease", handle))
 
     def finish(self, transaction: object, /, **columns: object) -> None:
         """
@@ -218,7 +202,9 @@ class LeasedRows(Uncopied):
             ConfigurationError: an argument cannot be used.
             BackendRefusedError: the table or its SQL cannot be used.
         """
-        number, ended = _check_handle(handle) and check_at_once(at_once), _Ended(self._cancel)
+        number = _check_handle(handle) and check_at_once(at_once)
+        ended = _Ended()
+        ended.other = self._cancel
         rows, errors = LeasedRows(self._bridge, self._rows, ended), list[BaseException]()
 
         def work() -> None:
@@ -273,12 +259,10 @@ class LeasedRows(Uncopied):
 class _Ended(threading.Event):
     """An event that is set also when *other* is."""
 
-    def __init__(self, other: threading.Event | None) -> None:
-        super().__init__()
-        self._other = other
+    other: threading.Event | None = None
 
     def is_set(self) -> bool:
-        return super().is_set() or (self._other is not None and self._other.is_set())
+        return super().is_set() or (self.other is not None and self.other.is_set())
 
 
 def _check_handle(handle: object) -> bool:
