@@ -51,7 +51,7 @@ _SETTINGS = (
 )
 _NEXT = "greatest({name}.lease_token + 1, (extract(epoch FROM clock_timestamp()) * 100000)::bigint)"
 _SHAPE = """
-SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL), a.attnotnull,
+SELECT a.attname, pg_catalog.format_type(a.atttypid, -1), a.attnotnull,
        EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = a.attrelid AND a.attnum = ANY (i.indkey)),
        EXISTS (SELECT FROM pg_catalog.pg_index i
                WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL

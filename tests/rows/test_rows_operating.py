@@ -15,7 +15,7 @@ import pytest
 from mysql_programs import flavours
 from postgresql_server import PostgresqlServer
 from prometheus_client import CollectorRegistry
-from row_benches import RowBench, add_jobs, client_of, row_bench
+from row_benches import PostgresqlRowBench, RowBench, add_jobs, client_of, row_bench
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -225,6 +225,19 @@ async def test_a_row_in_a_transaction_is_not_waited_for_long(postgresql_server: 
             await frozen.execute("UPDATE jobs SET leased_until = 'epoch'")
             with pytest.raises(BackendUnavailableError, match="locked"):
                 await locks.revoke("jobs/1", token=7, reason="it is frozen")
+        assert await names_in(locks) == []
+
+
+async def test_a_key_of_fixed_length_is_renewed_listed_and_given_back(postgresql_server: PostgresqlServer) -> None:
+    """In PostgreSQL a cast to `character` cuts all but the first letter."""
+    bench = PostgresqlRowBench(postgresql_server)
+    create(bench, "parcels", "CHAR(8)")
+    bench.ask("INSERT INTO parcels (id) VALUES ('DE-00042')")
+    async with client_of(bench) as db, store_of(bench, "table=parcels") as locks:
+        async with db.rows("parcels", ttl=3600).take() as lease:
+            await lease.renew()
+            assert await names_in(locks) == ["parcels/DE-00042"]
+            assert len(await locks.holders("parcels/DE-00042")) == 1
         assert await names_in(locks) == []
 
 
