@@ -19,6 +19,8 @@ reaper: a row whose lease has run out is a row that can be claimed.
     _table.py       names, the SQL of the user, and the steps in the user's transaction
     _store.py       rows as tickets of a store without a line
     _postgresql.py, _sqlite.py, _mysql.py   the statements of each database
+    _url.py         from a URL to a database, and to a store of rows for operators
+    _diagnosis.py   the checks of fencing doctor
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from fencing_sdk.errors import (
 from fencing_sdk.guards.sql._transaction import perform
 from fencing_sdk.rows._store import LONGEST_REST, Held, RowDatabase, RowStore
 from fencing_sdk.rows._table import Table, admitting, parts_of_model, refuse_notify_elsewhere
+from fencing_sdk.rows._url import database_at
 
 _LONGEST_POLL = 5.0
 _MOST_ROWS = 1000
@@ -597,28 +598,3 @@ def row_client(
         ConfigurationError: the URL or an argument cannot be used. The message never repeats the URL.
     """
     return RowClient(database_at(url), observers=observers, drain=drain, open_wait=open_wait, label=label)
-
-
-def database_at(url: str) -> RowDatabase:
-    """
-    Make the statements for the database at *url*.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-    """
-    given: object = url
-    scheme = given.partition("://")[0] if isinstance(given, str) else ""
-    if scheme in {"postgresql", "postgres"}:
-        from fencing_sdk.rows._postgresql import PostgresqlRows  # noqa: PLC0415  (the drivers of the others)
-
-        return PostgresqlRows(url)
-    if scheme == "sqlite":
-        from fencing_sdk.rows._sqlite import SqliteRows  # noqa: PLC0415
-
-        return SqliteRows(url)
-    if scheme in {"mysql", "mariadb"}:
-        from fencing_sdk.rows._mysql import MysqlRows  # noqa: PLC0415
-
-        return MysqlRows(url)
-    msg = "url must be that of the application's database: postgresql://, mysql://, mariadb:// or sqlite:///"
-    raise ConfigurationError(msg)

@@ -1,5 +1,5 @@
 """
-From a URL to the leased rows of some tables, for those who look: ``fencing ls``, ``show``, ``break`` and ``doctor``.
+From a URL to a database, and to the leased rows of some tables for ``fencing ls``, ``show``, ``break`` and ``doctor``.
 
     rows+postgresql://localhost/app?table=jobs&table=imports&key=id
 
@@ -13,8 +13,7 @@ from urllib.parse import unquote_plus
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.backends import take_options
 from fencing_sdk.errors import ConfigurationError
-from fencing_sdk.rows._client import database_at
-from fencing_sdk.rows._store import RowStore
+from fencing_sdk.rows._store import RowDatabase, RowStore
 from fencing_sdk.rows._table import Table
 
 _OPTIONS = ("table", "key")
@@ -50,3 +49,31 @@ def from_url(url: str, **options: object) -> RowStore:
         )
         raise ConfigurationError(msg)
     return RowStore(database_at(address + (f"?{others}" if others else "")), tables)
+
+
+def database_at(url: str) -> RowDatabase:
+    """
+    Make the statements for the database at *url*.
+
+    Raises:
+        ConfigurationError: the URL cannot be used, or the driver is missing.
+    """
+    given: object = url
+    scheme = given.partition("://")[0] if isinstance(given, str) else ""
+    try:
+        if scheme in {"postgresql", "postgres"}:
+            from fencing_sdk.rows._postgresql import PostgresqlRows  # noqa: PLC0415  (the drivers of the others)
+
+            return PostgresqlRows(url)
+        if scheme == "sqlite":
+            from fencing_sdk.rows._sqlite import SqliteRows  # noqa: PLC0415
+
+            return SqliteRows(url)
+        if scheme in {"mysql", "mariadb"}:
+            from fencing_sdk.rows._mysql import MysqlRows  # noqa: PLC0415
+
+            return MysqlRows(url)
+    except ModuleNotFoundError as error:  # which names what to install
+        raise ConfigurationError(str(error)) from error
+    msg = "url must be that of the application's database: postgresql://, mysql://, mariadb:// or sqlite:///"
+    raise ConfigurationError(msg)

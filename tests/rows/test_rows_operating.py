@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -199,6 +200,19 @@ def test_a_url_that_names_no_table_is_refused_without_repeating_it(scheme: str, 
 def test_only_databases_have_rows(url: str) -> None:
     with pytest.raises(ConfigurationError, match="the application's database"):
         connect(url)
+
+
+@pytest.mark.parametrize(("scheme", "driver"), [("postgresql", "asyncpg"), ("mysql", "asyncmy")])
+def test_a_driver_that_is_missing_is_named_with_its_cure(scheme: str, driver: str) -> None:
+    code = f"import sys; sys.modules[{driver!r}] = None; from fencing_sdk.cli import main; sys.exit(main())"
+    listed = subprocess.run(
+        [sys.executable, "-c", code, "ls", "--url", f"rows+{scheme}://me@host/app?table=jobs"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 2
+    assert re.fullmatch(rf"fencing: {driver} is not installed; run: pip install .*\n", listed.stderr)
 
 
 async def test_what_else_stands_in_the_query_is_for_the_database(postgresql_server: PostgresqlServer) -> None:
