@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fencing_sdk._values.reports import Finding
 from fencing_sdk.diagnosis.checks import WARNING, Check, judged
-from fencing_sdk.rows._store import RowFacts
+from fencing_sdk.rows._table import RowFacts
 
 _LONGEST = 600.0
 

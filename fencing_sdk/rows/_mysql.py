@@ -39,7 +39,7 @@ from fencing_sdk.backends.mysql.store import adapt
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import MYSQL
-from fencing_sdk.rows._store import Outcome, Renewal, RowFacts
+from fencing_sdk.rows._store import Outcome, Renewal
 from fencing_sdk.rows._table import (
     BY,
     NEVER,
@@ -47,6 +47,7 @@ from fencing_sdk.rows._table import (
     TOKEN,
     UNTIL,
     Column,
+    RowFacts,
     Table,
     fate,
     seen_lease,

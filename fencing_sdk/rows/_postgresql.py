@@ -27,13 +27,14 @@ from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import POSTGRESQL
-from fencing_sdk.rows._store import Outcome, RowFacts
+from fencing_sdk.rows._store import Outcome
 from fencing_sdk.rows._table import (
     BY,
     STORE,
     TOKEN,
     UNTIL,
     Column,
+    RowFacts,
     Table,
     fate,
     names_of_values,

@@ -21,8 +21,8 @@ from fencing_sdk.backends.sqlite.thread import SqlThread
 from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._databases import path_of
 from fencing_sdk.guards.sql._transaction import SQLITE
-from fencing_sdk.rows._store import Outcome, RowFacts
-from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, Table, fate, seen_lease, take_shape
+from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, RowFacts, Table, fate, seen_lease, take_shape
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from fencing_sdk._values.answer import Answer, Settled
@@ -25,7 +24,7 @@ from fencing_sdk._values.timing import Seconds, seconds
 from fencing_sdk.abc import Bell, Kept
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, UsageError
 from fencing_sdk.guards.sql._transaction import Transaction
-from fencing_sdk.rows._table import STORE, ClaimedRow, Settling, Table, finishing
+from fencing_sdk.rows._table import STORE, ClaimedRow, RowFacts, Settling, Table, finishing
 
 _FLIGHTS = 2
 """Claims of one table that are under way at once."""
@@ -38,30 +37,6 @@ Renewal = tuple[Any, int, float]
 """Key, token and seconds of a row that is to be renewed, or that is to be given back after so many seconds."""
 Outcome = Place | Gone | None
 """Outcome of a renewal: `HELD`, or what `fate` returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """A database, as a diagnosis sees it."""
-
-    now: float | None = None
-    """Seconds since 1970 by the clock of the server; None where that is this machine's."""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """Settings of which each ends a transaction whose client is silent for so many seconds; 0: never."""
-    pooled: bool = False
-    """True if a proxy gives the statements of one client to several sessions."""
-    path: Path | None = None
-    journal: str = "wal"
-
-    @property
-    def silence(self) -> float:
-        """Seconds after which a transaction whose client is silent ends; 0: never."""
-        return min(filter(None, self.limits.values()), default=0.0)
-
-    @property
-    def settings(self) -> str:
-        """Names of the settings."""
-        return ", ".join(self.limits)
 
 
 class RowDatabase(Protocol):

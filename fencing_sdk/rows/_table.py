@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from fencing_sdk._values.claim import LOCK, UNKNOWN, Gone, LockName, Seen
@@ -210,6 +211,30 @@ def fate(token: int, found: tuple[int, bool] | None) -> Gone | None:
 def seen_lease(token: int, remaining: float, now: float, by: str | None) -> Seen:
     """Return the lease of a row for those who look, *now* by the clock of the database. No row knows its owner."""
     return Seen(UNKNOWN, LOCK, token, None, remaining, max(0.0, now - token * TICK / 1e6), by)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """A database, as a diagnosis sees it."""
+
+    now: float | None = None
+    """Seconds since 1970 by the clock of the server; None where that is this machine's."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Settings of which each ends a transaction whose client is silent for so many seconds; 0: never."""
+    pooled: bool = False
+    """True if a proxy gives the statements of one client to several sessions."""
+    path: Path | None = None
+    journal: str = "wal"
+
+    @property
+    def silence(self) -> float:
+        """Seconds after which a transaction whose client is silent ends; 0: never."""
+        return min(filter(None, self.limits.values()), default=0.0)
+
+    @property
+    def settings(self) -> str:
+        """Names of the settings."""
+        return ", ".join(self.limits)
 
 
 Settling = Callable[[Transaction], Coroutine[Any, Any, None]]
