@@ -8,9 +8,12 @@ The site loads nothing from other servers. It can be opened as files, without a 
 """
 
 import re
+import warnings
 from pathlib import Path
 from pydoc import locate
 
+import django
+from django.conf import settings
 from docutils.nodes import Element
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -43,6 +46,10 @@ autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True  # "DEFAULT_BACKOFF", and not the repr of an object
 python_maximum_signature_line_length = 88
+
+warnings.filterwarnings("ignore", "Unmanaged access of declarative attribute")  # autodoc looks at the mixin
+settings.configure()
+django.setup()  # no model can be imported before
 
 # The client imports recipes for a type checker alone; here an annotation is a class.
 vars(_client).update({name: getattr(recipes, name) for name in recipes.__all__})
@@ -100,7 +107,7 @@ def link_to_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, 
     target = node["reftarget"]
     documented = env.domains.python_domain.objects
     meant = [name for name in documented if not documented[name].aliased and same(name, target)]
-    meant = [name for name in meant if not name.startswith("fencing_sdk.sync.")] or meant
+    meant = [name for name in meant if not name.startswith(("fencing_sdk.sync.", "fencing_sdk.rows.sync."))] or meant
     if len(meant) == 1:
         found = documented[meant[0]]
         return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, shown, meant[0])

@@ -113,7 +113,7 @@ async def main(folder: str) -> None:
 
     print("the second one takes over when the lease has run out:")
     second = await start("relay", shop, broker)
-    while unsent(shop):
+    while unsent(shop):  # noqa: ASYNC110  (in another process)
         await asyncio.sleep(0.1)
     second.send_signal(signal.SIGTERM)
     await said(second, "drained")

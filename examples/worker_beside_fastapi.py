@@ -82,7 +82,7 @@ def say(what: str) -> None:
 async def serve(path: str) -> None:
     server = uvicorn.Server(uvicorn.Config(service(path), host="127.0.0.1", port=0, log_level="critical"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     say(f"listens {server.servers[0].sockets[0].getsockname()[1]}")
     await serving
@@ -133,7 +133,8 @@ def rows(path: str, question: str) -> list[tuple[object, ...]]:
 async def main(path: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(
-            "CREATE TABLE invoices (id INTEGER PRIMARY KEY, customer TEXT, pdf TEXT, attempts INTEGER NOT NULL DEFAULT 0)"
+            "CREATE TABLE invoices"
+            " (id INTEGER PRIMARY KEY, customer TEXT, pdf TEXT, attempts INTEGER NOT NULL DEFAULT 0)"
         )
         for statement in schema_sql("invoices", dialect="sqlite"):
             connection.execute(statement)
@@ -152,7 +153,7 @@ async def main(path: str) -> None:
     assert rows(path, "SELECT id FROM invoices WHERE leased_until > 0 AND attempts > 1") == [], "it gave all of it back"
 
     last, _ = await Process.started("third: ", path)
-    while rows(path, "SELECT id FROM invoices WHERE pdf IS NULL"):
+    while rows(path, "SELECT id FROM invoices WHERE pdf IS NULL"):  # noqa: ASYNC110  (in another process)
         await asyncio.sleep(0.1)
     done += await last.end(signal.SIGTERM)
 

@@ -70,6 +70,8 @@ FROM_EXTRAS = {  # the module, what it needs -> what to install
     ("integrations.fastapi", "fastapi"): "'fencing-sdk[fastapi]'",
     ("integrations.opentelemetry", "opentelemetry"): "'fencing-sdk[opentelemetry]'",
     ("integrations.prometheus", "prometheus_client"): "'fencing-sdk[prometheus]'",
+    ("rows.django", "django"): "django",
+    ("rows.sqlalchemy", "sqlalchemy"): "'fencing-sdk[sqlalchemy]'",
 }
 
 IMPORT_WITHOUT = """

@@ -296,6 +296,7 @@ PARTS = [
 PROMISED = {
     ("_engine.timers", "_current_frames"),  # of sys
     ("integrations.django", "_meta"),
+    ("rows.django", "_meta"),
     ("diagnosis.postgresql", "_connection"),  # of a backend of ours
     (LOOP, "_enter_task"),  # the page "Extending" of asyncio
     (LOOP, "_leave_task"),

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import django_settings  # noqa: F401  (it configures Django)
+
 HERE = Path(__file__).parent
 REFERENCE = HERE.parent / "docs" / "api"
 KNOWN = HERE / "public_signatures.txt"

@@ -6,6 +6,8 @@ import pkgutil
 import re
 from pathlib import Path
 
+import django_settings  # noqa: F401  (it configures Django)
+
 import fencing_sdk
 
 DOCS = Path(__file__).parent.parent / "docs"

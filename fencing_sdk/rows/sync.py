@@ -297,7 +297,8 @@ class RowClient(ClientForThreads):
         Describe which rows of a table are claimed, and in which order. Nothing is sent yet.
 
         Args:
-            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it, or a model with `LeasedRow`.
+            table: Its name, ``"jobs"`` or ``"schema.jobs"``, as the database spells it, or a model with
+                ``LeasedRow``.
 
             cancel: An event that ends every wait for a row, within a twentieth of a second: that of a claim by an
                 `AcquireCancelledError`, that of a loop without an error. It does nothing to work that goes on.
