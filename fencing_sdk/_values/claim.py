@@ -298,7 +298,7 @@ class Seen(NamedTuple):
     """A living ticket, as the store shows it to those who look."""
 
     holder: str
-    """The public digest of its owner, or `UNKNOWN`."""
+    """The public digest of its owner; ``-`` where the store does not know it."""
     mode: Mode
     token: int | None
     permit: int | None
