@@ -34,10 +34,11 @@ from fencing_sdk.abc import Bell, Kept, News
 from fencing_sdk.backends.memory import MemoryBackend, MemoryLines
 from fencing_sdk.errors import ConfigurationError, FencingError, StaleTokenError, UsageError, shown
 from fencing_sdk.sync._bridge import Cancel, LoopThread, ThreadCall
-from fencing_sdk.sync._client import LockClient as SyncLockClient
+from fencing_sdk.sync._client import ClientForThreads
 from fencing_sdk.testing._loop import Process, ProcessClock, Timeline, check_python, never
 
 T = TypeVar("T")
+ForThreads = TypeVar("ForThreads", bound=ClientForThreads)
 
 Operation = Literal["acquire", "renew", "release", "inspect", "bell", "write", "raise_to"]
 Way = Literal["request", "reply"]
@@ -505,11 +506,10 @@ class WorldBackend:
         """Nothing is open."""
 
 
-def client_for_threads(client: LockClient, kernel: Kernel, process: Process) -> SyncLockClient:
-    """Return a client for plain code, which has *process* do the work of its background thread."""
-    locks = SyncLockClient(client)
-    locks._bridges[os.getpid()] = WorldThread(client, kernel, process)  # noqa: SLF001  (a bridge that it did not make)
-    return locks
+def without_thread(client: ForThreads, kernel: Kernel, process: Process) -> ForThreads:
+    """Return *client*, which is for plain code, with *process* for the work of its background thread."""
+    client._bridges[os.getpid()] = WorldThread(client._client, kernel, process)  # noqa: SLF001  (it did not make it)
+    return client
 
 
 class WorldThread(LoopThread):

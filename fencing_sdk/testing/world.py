@@ -36,8 +36,10 @@ from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, UsageError, shown
 from fencing_sdk.events import Event
 from fencing_sdk.guards import admitted
-from fencing_sdk.rows._client import RowClient
-from fencing_sdk.testing._kernel import Kernel, Link, Network, WorldBackend, client_for_threads
+from fencing_sdk.rows._client import RowClient, locks_of
+from fencing_sdk.rows.sync import RowClient as SyncRowClient
+from fencing_sdk.sync._client import LockClient as SyncLockClient
+from fencing_sdk.testing._kernel import Kernel, Link, Network, WorldBackend, without_thread
 from fencing_sdk.testing._loop import Process, ProcessClock, Timeline
 from fencing_sdk.testing._rows import WorldDatabase, WorldRows
 
@@ -201,7 +203,7 @@ class WorldClient:
         observers = [self.events.append, _historian(kernel.timeline, process.name)]
         self.locks = on_clock(LockClient(WorldBackend(self.link, kernel.service), observers=observers), process.clock)
         """The real client, open in this process."""
-        self.sync_locks = client_for_threads(self.locks, kernel, process)
+        self.sync_locks = without_thread(SyncLockClient(self.locks), kernel, process)
         """The same client for plain code, as `fencing_sdk.sync.connect` makes it: call that code, and time goes on."""
         process.on_close(self.locks.aclose)
         process.spawn(self.locks.__aenter__())  # in front of everything that the client will do
@@ -215,10 +217,14 @@ class WorldClient:
         observers = [self.events.append, _historian(self._kernel.timeline, self.name)]
         rows = WorldRows(self.link, database)
         client = RowClient(rows, observers=observers, open_wait=None, label=self.name)  # open at once
-        on_clock(client._client, self._process.clock)  # noqa: SLF001  (no option: users have one clock)
+        on_clock(locks_of(client), self._process.clock)
         self._process.on_close(client.aclose)
         self._process.spawn(client.__aenter__())
         return client
+
+    def sync_row_client(self, database: WorldDatabase) -> SyncRowClient:
+        """Open such a client for plain code, as `fencing_sdk.rows.sync` has it: call that code, and time goes on."""
+        return without_thread(SyncRowClient(self.row_client(database)), self._kernel, self._process)
 
     def __repr__(self) -> str:
         return f"<WorldClient {shown(self.name)}{', paused' if self.paused else ''}>"

@@ -127,6 +127,17 @@ def test_an_error_in_a_transaction_rolls_it_back(office: Office) -> None:
     assert office.b.run(office.take_and_finish, office.jobs(office.b), 0.0) == "jobs/1"
 
 
+def test_plain_code_works_on_rows(office: Office) -> None:
+    office.add(1)
+    rows = office.a.sync_row_client(office.app).rows("jobs", where="state = 'queued'", ttl=10)
+    with rows.take() as lease:
+        office.world.sleep(60)  # and its heartbeat goes on
+        office.app.connection.execute("BEGIN IMMEDIATE")
+        lease.finish(office.app.connection, state="done")
+        office.app.connection.execute("COMMIT")
+    assert office.states() == [(1, "done")]
+
+
 def test_the_database_has_the_time_of_the_world(office: Office) -> None:
     def now() -> int:
         ((seconds,),) = office.app.connection.execute("SELECT unixepoch()")
