@@ -223,7 +223,7 @@ class WorldClient:
         return client
 
     def sync_row_client(self, database: WorldDatabase) -> SyncRowClient:
-        """Open such a client for plain code, as `fencing_sdk.rows.sync` has it: call that code, and time goes on."""
+        """Open such a client for plain code, as `fencing_sdk.rows.sync.row_client` does: call it, and time goes on."""
         return without_thread(SyncRowClient(self.row_client(database)), self._kernel, self._process)
 
     def __repr__(self) -> str:
