@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -261,7 +262,8 @@ class RowStore(Uncopied):
             held = self.held[each.claim.owner] = Held(table, mine)
             each.answer.settle(_place(held))
         if rows:  # tasks that wanted them have left
-            await self.database.give_back(table, [(row.key, row.token, 0.0) for row in rows])
+            with suppress(BackendError):  # they are free after the ttl, and others wait for the next claim
+                await self.database.give_back(table, [(row.key, row.token, 0.0) for row in rows])
 
     async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
         """See `fencing_sdk.abc.Backend.keep`. One statement for each table."""
