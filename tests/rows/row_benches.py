@@ -99,7 +99,7 @@ class MysqlRowBench:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        address = {"host": "127.0.0.1", "port": self.server.port, "user": USER, "db": self.server.database}
+        address = {"host": "127.0.0.1", "port": self.server.port, "user": USER, "database": self.server.database}
         if self.world == "threads":
             with closing(pymysql.connect(**address)) as blocking:
                 yield blocking
