@@ -17,7 +17,7 @@ import sqlalchemy
 from alembic.autogenerate import produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django_bench import known_to_django, settings_of
@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from fencing_sdk import ConfigurationError, LockHeldError, StaleTokenError
-from fencing_sdk.rows import row_client
+from fencing_sdk.rows import row_client, sync
 from fencing_sdk.rows.django import LeasedRow as DjangoLeasedRow
 from fencing_sdk.rows.sqlalchemy import LeasedRow
 
@@ -176,6 +176,15 @@ async def test_an_object_that_was_read_before_a_claim_leaves_the_token_when_it_i
         assert bench.ask("SELECT note, lease_token FROM tasks WHERE task_number = 1") == [("of a form", lease.token)]
 
 
+def test_a_thread_finishes_a_model_in_its_session(bench: RowBench, engine: Engine) -> None:
+    with sync.row_client(bench.url) as db, db.rows(Task, where=Task.number == 2).take() as lease:
+        with Session(engine) as session, session.begin():
+            session.get_one(Task, 2).state = State.DONE
+            lease.finish(session, note="by a thread")
+    with Session(engine) as session:
+        assert (session.get_one(Task, 2).state, session.get_one(Task, 2).note) == (State.DONE, "by a thread")
+
+
 def test_alembic_finds_the_columns(bench: RowBench) -> None:
     """The migration that it writes adds them to a table with rows."""
     engine = sqlalchemy.create_engine(url_of(bench, BLOCKING))
@@ -313,6 +322,13 @@ def test_an_instance_that_was_read_before_a_claim_leaves_the_lease_when_it_is_sa
     old.state = "of the admin"
     old.save()
     assert list(tickets.filter(pk=1).values_list("state", "lease_token")) == [("of the admin", row["lease_token"])]
+
+
+def test_a_thread_finishes_a_model_in_a_transaction_of_django(bench: RowBench, tickets: Any) -> None:
+    with sync.row_client(bench.url) as db, db.rows(Ticket, where=Q(priority=1)).take() as lease:
+        with transaction.atomic(using="of_this_test"):
+            lease.finish(connections["of_this_test"], state="done")
+    assert list(tickets.filter(state="done").values_list("pk", flat=True)) == [3]
 
 
 def test_a_copy_of_an_instance_has_no_lease(bench: RowBench, tickets: Any) -> None:
