@@ -102,7 +102,11 @@ class MysqlRowBench:
         address = {"host": "127.0.0.1", "port": self.server.port, "user": USER, "database": self.server.database}
         if self.world == "threads":
             with closing(pymysql.connect(**address)) as blocking:
-                yield blocking
+                try:
+                    yield blocking
+                except BaseException:
+                    blocking.rollback()  # a server that finds a connection closed rolls back a little later
+                    raise
                 blocking.commit()
             return
         connection = await asyncmy.connect(**address)
