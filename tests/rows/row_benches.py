@@ -114,6 +114,9 @@ class MysqlRowBench:
             await connection.begin()
             yield connection
             await connection.commit()
+        except BaseException:
+            await connection.rollback()  # a server that finds a connection closed rolls back a little later
+            raise
         finally:
             connection.close()
 
