@@ -6,6 +6,7 @@ import typing
 from fencing_sdk._client import LockClient
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import AnyLease, Lease, current_lease, current_token
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._lock import Lock
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.reports import Status
@@ -24,6 +25,7 @@ from fencing_sdk.errors import (
     LockHeldError,
     LossReason,
     StaleTokenError,
+    TicketRefusedError,
     UsageError,
 )
 
@@ -50,12 +52,14 @@ __all__ = [
     "InvalidNameError",
     "Lease",
     "LeaseLostError",
+    "LeaseTicket",
     "Lock",
     "LockClient",
     "LockHeldError",
     "LossReason",
     "StaleTokenError",
     "Status",
+    "TicketRefusedError",
     "Token",
     "UsageError",
     "Waiting",

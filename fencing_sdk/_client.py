@@ -34,8 +34,11 @@ from fencing_sdk._arguments import (
 from fencing_sdk._engine.acquisition import DEFAULT_BACKOFF, NO_FENCES, Backoff, Terms
 from fencing_sdk._engine.draining import Draining
 from fencing_sdk._engine.engine import Engine
+from fencing_sdk._engine.hand_over import check_outlives, check_passes_on
 from fencing_sdk._engine.store_calls import backend_name
-from fencing_sdk._lock import Lock, in_mode
+from fencing_sdk._lease import state_of
+from fencing_sdk._lease_ticket import LeaseTicket, claim_of, timing_of
+from fencing_sdk._lock import Lock, in_mode, resuming
 from fencing_sdk._name_template import template_for_tasks
 from fencing_sdk._values.claim import (
     READER,
@@ -46,11 +49,12 @@ from fencing_sdk._values.claim import (
     check_namespace,
     in_namespace,
     name_for,
+    new_owner,
 )
 from fencing_sdk._values.clock import BootClock, Clock
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import Observer, Observers
-from fencing_sdk._values.reports import Status
+from fencing_sdk._values.reports import Status, label_of
 from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, Timing, check_ttl, patience, seconds
 from fencing_sdk._values.token import check_token
 from fencing_sdk.abc import Backend, Guard
@@ -240,6 +244,124 @@ class LockClient(Uncopied):
         label = self._label if label is None else check_label(label)
         terms = Terms(name, store_name, timing, wait, backoff, label)
         return Lock(self._opened, terms, fences if fences is NO_FENCES else check_fences(fences))
+
+    def resume(self, ticket: LeaseTicket | str, **options: Unpack[LockOptions]) -> Lock:
+        """
+        Describe how to go on with a detached lease: ``async with locks.resume(ticket) as lease:``.
+
+        To enter it takes the lease over in one step, with a higher token. Of several that resume one ticket, one goes
+        on, and the others are refused. ``max_hold`` begins anew.
+
+        Args:
+            ticket: A ticket of `Lease.detach` or `take`, or its text.
+
+            **options: As for `lock`, without ``wait``: the ticket holds the lock already.
+
+        Returns:
+            A `Lock`, which also raises `TicketRefusedError` when it is entered: the ticket was used or released before,
+            it ran out, or an operator took the lock away.
+
+        Raises:
+            ConfigurationError: it is no ticket, or one of another namespace, or an option cannot work.
+            UnsupportedError: the tickets of the store do not change hands.
+        """
+        if "wait" in options:
+            msg = "resume() takes no wait: the ticket holds the lock already"
+            raise ConfigurationError(msg)
+        given = self._given(ticket)
+        check_passes_on(self._backend)
+        return resuming(self.lock(given.name, **options), given)
+
+    def detached(self, name: str, *, ttl: Seconds = DEFAULT_TTL, label: str | None = None) -> LeaseTicket:
+        """
+        Make a ticket by which `take` acquires *name* for no process in particular. Nothing is sent.
+
+        Write it down first: if the process is killed while it takes the lock, the next `take` with the same ticket
+        finds what it got.
+
+        Args:
+            name: What is protected.
+
+            ttl: Seconds for which the store keeps the lock without a renewal of the ticket, at most one day.
+
+            label: As for `lock`. Others see it behind a note that the lease is detached.
+
+        Raises:
+            ConfigurationError: an argument cannot work.
+            UnsupportedError: the store ends its tickets with the session of a process.
+        """
+        check_outlives(self._backend)
+        in_namespace(self._namespace, name)
+        text = label_of(self._label if label is None else check_label(label)) or None
+        return LeaseTicket(str(name), check_ttl(ttl), new_owner(), label=text, namespace=self._namespace)
+
+    async def take(self, ticket: LeaseTicket | str, *, wait: Seconds | None = 0.0) -> LeaseTicket:
+        """
+        Acquire the lock of a *ticket* from `detached`, and return the ticket with its token. No process renews it.
+
+        Idempotent: a ticket that holds already is renewed. After an `AcquireError`, and after a cancellation, the
+        ticket is used up: make another one. After a `BackendError` it is good: take it again, or release it.
+
+        Args:
+            ticket: The ticket, or its text.
+
+            wait: As for `lock`. 0, the default, asks once.
+
+        Raises:
+            TicketRefusedError: it was taken before, and stands for no lease any more.
+            AcquireError, BackendError, UsageError: as `Lock.acquire`.
+            LeaseLostError: the answer came when the time was over.
+            ConfigurationError: it is no ticket, or one of another namespace, or *wait* is not a valid time.
+        """
+        given, patient = self._given(ticket), patience(wait)
+        if given.token is not None:
+            return await self.renew(given)
+        engine, claim = self._opened(), claim_of(given)
+        terms = Terms(given.name, claim.name, timing_of(given), patient, DEFAULT_BACKOFF, claim.label, claim.mode)
+        lease = await engine.hold(terms._replace(owner=claim.owner), NO_FENCES)
+        return engine.hand_over.leave(state_of(lease), given)
+
+    async def renew(self, ticket: LeaseTicket | str, *, ttl: Seconds | None = None) -> LeaseTicket:
+        """
+        Restart the time of a detached lease, and return the ticket with its new bound. Its owner and token stay.
+
+        Args:
+            ticket: The ticket, or its text. The one that was given remains as good as the one that is returned.
+
+            ttl: Seconds for which the store keeps the lock from now on. That of the ticket by default.
+
+        Raises:
+            TicketRefusedError: it stands for no lease any more.
+            BackendError: the store did not answer; the lock is held until the ticket runs out.
+            ConfigurationError: it is no ticket, or one of another namespace, or *ttl* is out of range.
+            UsageError: the client is not open.
+        """
+        given = self._given(ticket)
+        given = given if ttl is None else replace(given, ttl=check_ttl(ttl))
+        return await self._opened().hand_over.renew(given)
+
+    async def release(self, ticket: LeaseTicket | str) -> None:
+        """
+        Give back a detached lease. Idempotent, and a ticket that was used before does nothing.
+
+        Raises:
+            BackendError: the store did not answer; the lock is free when the ticket has run out.
+            ConfigurationError: it is no ticket, or one of another namespace.
+            UsageError: the client is not open.
+        """
+        await self._opened().release_ticket(self._given(ticket))
+
+    def _given(self, ticket: LeaseTicket | str) -> LeaseTicket:
+        """Read a *ticket* that this client can use."""
+        check_outlives(self._backend)
+        given = ticket if isinstance(ticket, LeaseTicket) else LeaseTicket.load(ticket)
+        if given.namespace != self._namespace:
+            msg = (
+                f"the ticket for {shown(given.name)} is of namespace {shown(given.namespace)}, and this client has "
+                f"{shown(self._namespace)}"
+            )
+            raise ConfigurationError(msg)
+        return given
 
     def multilock(self, *names: str, **options: Unpack[LockOptions]) -> MultiLock:
         """

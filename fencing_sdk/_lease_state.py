@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.answer import Call
 from fencing_sdk._values.claim import Claim, Gone
 from fencing_sdk._values.clock import Clock
@@ -63,6 +64,8 @@ class Keeper(Protocol):
     async def renew(self, lease: LeaseState) -> None: ...
     async def release(self, lease: LeaseState) -> None: ...
     async def park(self, lease: LeaseState, seconds: float, within: float | None = None) -> None: ...
+    async def detach(self, lease: LeaseState, keep: float) -> LeaseTicket: ...
+    async def release_ticket(self, ticket: LeaseTicket) -> None: ...
     def lost(self, lease: LeaseState, reason: LossReason) -> None: ...
     def stale(self, lease: LeaseState, error: StaleTokenError) -> None: ...
     def abandon(self, lease: LeaseState) -> None: ...
@@ -99,6 +102,10 @@ class LeaseState:
     """The `LeaseGroup` that renews the lease and watches its deadline, while it is held."""
     ticket: Any = None
     """The `Ticket` that the lease came of, whose bell rings for it."""
+    resumed_from: str | None = None
+    """The public holder of the lease ticket that it goes on with."""
+    handed_to: str | None = None
+    """The public holder of the lease ticket that goes on with it."""
 
     def __init__(  # noqa: PLR0917  (eight positional ones: names would cost every acquisition time)
         self,
@@ -229,7 +236,8 @@ class LeaseState:
 
     def loss(self, reason: LossReason | None = None) -> LeaseLostError:
         """The error that says how the lease ended."""
-        reason, detail = reason or self.lost_reason or LossReason.CLOSED, ""
+        ended = LossReason.CLOSED if self.handed_to is None else LossReason.HANDED_OVER
+        reason, detail = reason or self.lost_reason or ended, ""
         if reason is LossReason.EXPIRED and not self.renewable:
             detail = f"max_hold={self.timing.max_hold:g} is over"
         elif reason is LossReason.EXPIRED and self.deadline >= self.covered_until:

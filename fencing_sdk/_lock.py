@@ -20,6 +20,7 @@ from fencing_sdk._engine.engine import Engine, Fences
 from fencing_sdk._engine.lease_scope import LeaseScope
 from fencing_sdk._lease import AnyLease, Lease, WaitingThread, held_here, state_of, waiting_thread
 from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.claim import LOCK, Mode, Permit, name_for
 from fencing_sdk._values.loop_owner import Uncopied, no_task
 from fencing_sdk._values.observers import logger
@@ -204,7 +205,7 @@ def _doubt_about(terms: Terms, engine: Engine) -> Doubt | None:
     thread = waiting_thread()
     if thread is not None and not (thread.inside or thread.runs_a_loop or held_here()):
         return None  # as for nearly every thread
-    if terms.wait == 0 or (isinstance(terms.mode, Permit) and terms.wait is not None):
+    if terms.wait == 0 or terms.resumes is not None or (isinstance(terms.mode, Permit) and terms.wait is not None):
         return None  # the wait ends; another permit may be free by then
     if thread is not None:
         for lease in tuple(thread.inside):
@@ -322,3 +323,9 @@ def in_mode(lock: Lock, mode: Mode, kind: type[L], recipe: str) -> L:
     """Describe *lock* again, as one of another *kind* that is held in another way. For this package alone."""
     terms = lock._terms._replace(mode=mode, name=name_for(recipe, lock.name))  # noqa: SLF001
     return kind(lock._engine, terms, lock._fences)  # noqa: SLF001
+
+
+def resuming(lock: Lock, ticket: LeaseTicket) -> Lock:
+    """Describe *lock* again, as one that goes on with what *ticket* stands for. For this package alone."""
+    terms = lock._terms._replace(resumes=ticket, mode=ticket.mode)  # noqa: SLF001
+    return Lock(lock._engine, terms, lock._fences)  # noqa: SLF001

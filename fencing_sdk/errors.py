@@ -12,6 +12,7 @@ Every exception of the SDK, and the reasons for which a lease ends or does not b
         AcquireTimeoutError (TimeoutError)
         AcquireCancelledError              the event that may end the wait of a thread was set
         DrainingError                      the client drains: nothing new begins
+        TicketRefusedError                 a ticket stands for no lease any more; .reason .detail
       LeaseLostError                       .name .token .reason
       StaleTokenError                      .resource .token .fence .conflict   (the resource's side)
       BackendError                         .backend .operation, cause kept
@@ -44,6 +45,7 @@ __all__ = [
     "NoLeaseError",
     "NotAcquiredReason",
     "StaleTokenError",
+    "TicketRefusedError",
     "UnsupportedError",
     "UsageError",
     "shown",
@@ -99,6 +101,9 @@ class LossReason(StrEnum):
     DRAINED = "drained"
     """The client was drained, and the body had not ended when the bound was over."""
 
+    HANDED_OVER = "handed_over"
+    """The lease was detached: what has its ticket goes on with it, under a higher token."""
+
 
 @unique
 class NotAcquiredReason(StrEnum):
@@ -117,7 +122,7 @@ class NotAcquiredReason(StrEnum):
     """The store did not answer."""
 
     REFUSED = "refused"
-    """The store will not grant this, whatever is tried."""
+    """The store will not grant this, whatever is tried: a ticket stands for no lease, for one."""
 
     TOO_LATE = "too_late"
     """The grant came after its own deadline and was released. The caller goes on in another acquisition."""
@@ -240,6 +245,43 @@ class DrainingError(AcquireError):
         return f"lock {shown(self.name)} not acquired: this client is draining, so nothing new begins"
 
 
+class TicketRefusedError(AcquireError):
+    """
+    A ticket stands for no lease any more, so there is nothing to resume or to renew.
+
+    Another try with it will not help. Take the lock anew, and look at the fence first: work may have been done since.
+    ``reason`` is `LossReason.HANDED_OVER` if the ticket was used or released while it had time left, and another
+    holder has the lock, and `REFUSED` if none has; `TAKEN_OVER` and `EXPIRED` if it ran out; `REVOKED` if an operator
+    took the lock away. The clock of this machine says what ran out. ``detail`` is the holder that has the lock, or the
+    operator's reason.
+    """
+
+    def __init__(self, name: str, token: int | None, reason: LossReason, detail: str = "") -> None:
+        super().__init__(name, 0.0)
+        self.args = (name, token, reason, detail)
+        self.token = token
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        token = "" if self.token is None else f" (token {self.token:d})"
+        why, detail = _VOID_TEXT[self.reason], self.detail if self.detail.isprintable() else shown(self.detail)
+        if self.reason is LossReason.REVOKED:
+            why += f": {detail}" if detail else ""
+        elif self.reason in {LossReason.HANDED_OVER, LossReason.TAKEN_OVER}:
+            why += f", and {detail or 'another holder'} has the lock now"
+        return f"the ticket for {shown(self.name)}{token} is void: {why}"
+
+
+_VOID_TEXT = {
+    LossReason.HANDED_OVER: "it was used or released before",
+    LossReason.REFUSED: "it was used or released before, or it is of another store",
+    LossReason.TAKEN_OVER: "it ran out",
+    LossReason.EXPIRED: "it ran out",
+    LossReason.REVOKED: "an operator took the lock away",
+}
+
+
 _LOSS_TEXT = {
     LossReason.EXPIRED: "its deadline passed",
     LossReason.REFUSED: "the store says the grant is no longer ours",
@@ -248,6 +290,7 @@ _LOSS_TEXT = {
     LossReason.STALLED: "the event loop stood still past the lease's deadline",
     LossReason.CLOSED: "its client was closed",
     LossReason.DRAINED: "its client was drained, and the body had not ended within the bound",
+    LossReason.HANDED_OVER: "it was handed over by its ticket",
 }
 _UNTOLD = {LossReason.REVOKED: "an operator took it away, or the store lost its record"}
 """Without a detail. A store that is flushed, and a key that is deleted, end a lease too."""

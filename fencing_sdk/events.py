@@ -78,6 +78,8 @@ class Acquired(_ClientEvent):
     """The number of the permit, where it is one."""
     permits: int | None = None
     """Number of permits, as the holder believes."""
+    resumed_from: str | None = None
+    """The ``holder`` of the ticket that this lease goes on with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,12 @@ class Released(_ClientEvent):
     then `Lost` comes just before.
     """
     kept_for: float = 0.0
-    """Seconds for which the store keeps the lock nevertheless: after a job, for the rest of ``at_least_for``."""
+    """
+    Seconds for which the store keeps the lock nevertheless: after a job for the rest of ``at_least_for``, and for a
+    ticket.
+    """
+    handed_to: str | None = None
+    """The ``holder`` of the ticket, if the lease was detached."""
 
 
 @unique

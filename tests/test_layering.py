@@ -12,7 +12,7 @@ PACKAGE = Path(fencing_sdk.__file__).parent
 
 GROUND = ("errors", "_values", "events", "abc", "_name_template", "_recording")
 STORES = ("_http", "_etcd", "_kahuna", "_mysql", "backends", "guards", "diagnosis")
-HOLDER = ("_lease_state", "_lease", "_engine", "_lock", "_arguments", "recipes")
+HOLDER = ("_lease_ticket", "_lease_state", "_lease", "_engine", "_lock", "_arguments", "recipes")
 HOLDER += ("_client",)
 FRONT = ("_connect", "sync", "rows")
 ORDER = GROUND + STORES + HOLDER + FRONT

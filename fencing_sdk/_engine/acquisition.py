@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import tenacity
@@ -31,14 +31,15 @@ from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._engine.ticket import SHORTEST_PAUSE, Ticket
 from fencing_sdk._lease import AnyLease, Lease
 from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._lease_ticket import LeaseTicket, claim_of
 from fencing_sdk._values.answer import Answer, Call, succeeded
 from fencing_sdk._values.claim import LOCK, Busy, Claim, Gone, Mode, Place, mistake_in
-from fencing_sdk._values.clock import JITTER, Clock
+from fencing_sdk._values.clock import JITTER, Clock, wall_seconds
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import label_of
 from fencing_sdk._values.tasks import waiting_for
 from fencing_sdk._values.timing import Timing
-from fencing_sdk.abc import Backend, SupportsOpen
+from fencing_sdk.abc import Backend, PassesOn, SupportsOpen
 from fencing_sdk.errors import (
     AcquireTimeoutError,
     BackendError,
@@ -47,7 +48,9 @@ from fencing_sdk.errors import (
     ConfigurationError,
     DrainingError,
     LockHeldError,
+    LossReason,
     NotAcquiredReason,
+    TicketRefusedError,
     UsageError,
     shown,
 )
@@ -104,11 +107,15 @@ class Terms(NamedTuple):
     """The leases that the caller works under, where they are not all those of its context."""
     handle: Callable[[LeaseState], Lease] = Lease
     """Makes the lease that the caller gets."""
+    owner: str | None = None
+    """The owner, where it was written down before; None: a new one for each acquisition."""
+    resumes: LeaseTicket | None = None
+    """The ticket whose place is passed on, instead of a draw."""
 
     def claim(self) -> Claim:
         """A new claim, with an owner of its own."""
         label = label_of(None) if self.label is None else self.label or None
-        return Claim(self.store_name, self.timing.ttl, None, label, self.mode)
+        return Claim(self.store_name, self.timing.ttl, self.owner, label, self.mode)
 
     def limit(self, started: float, sent_at: float) -> float:
         """Seconds that a request may take, of an acquisition that *started* then."""
@@ -229,7 +236,7 @@ class Acquisition:
         self._silent_since: float | None = None
         self._tries: Tries | None = None
         self._interrupted = False
-        self._call: Call[Place | Busy] | None = None  # a draw that is under way
+        self._call: Call[Place | Busy | Gone] | None = None  # a draw that is under way
         self._sent_at = 0.0
         self._outcome: HeldTicket | Place | Busy | BackendUnavailableError | None = None  # of the first draw
         self._turn: asyncio.Event | None = None  # among the waiters of this client, at a store without a line
@@ -276,6 +283,7 @@ class Acquisition:
             BackendUnavailableError: the store did not answer until the patience ended; without a limit, for a ttl.
             BackendRefusedError: the store will not grant this, whatever is tried.
             DrainingError: it was interrupted.
+            TicketRefusedError: it resumes a ticket that stands for no lease any more.
         """
         try:
             if self._outcome is None and self._call is None and self._is_behind():
@@ -311,7 +319,7 @@ class Acquisition:
         self._abandon(draining)
         raise draining from None
 
-    def first_answer(self) -> Answer[Place | Busy] | None:
+    def first_answer(self) -> Answer[Place | Busy | Gone] | None:
         """Return the answer to the first draw, if it is under way, and `take_first_answer` may take it."""
         call = self._call
         return call if isinstance(call, Answer) and not call.done() else None
@@ -321,7 +329,7 @@ class Acquisition:
         Take an answer that is there. Return the ticket that holds; else `run` goes on.
 
         Raises:
-            BackendRefusedError: as `run`.
+            BackendRefusedError, TicketRefusedError: as `run`.
         """
         call = self._call
         self._store_calls.suspended()
@@ -336,7 +344,10 @@ class Acquisition:
         return outcome if isinstance(outcome, HeldTicket) else None
 
     def _abandon(self, error: BaseException) -> None:
-        self._give_up()
+        if self._terms.owner is not None and isinstance(error, BackendError):  # who has it written down asks again
+            self.ticket.close()
+        else:
+            self._give_up()
         self._report_end(error)
 
     def undo(self, result: HeldTicket, reason: NotAcquiredReason) -> None:
@@ -385,23 +396,30 @@ class Acquisition:
             raise
         return self._take(outcome)
 
-    def _send(self, now: float) -> Call[Place | Busy]:
+    def _send(self, now: float) -> Call[Place | Busy | Gone]:
         ticket, backend, terms = self.ticket, self._backend, self._terms
         self._sent_at = now
         if ticket.stop is None and backend.rings:
             ticket.stop = backend.listen(ticket.claim, ticket.bell)
-        draw = backend.draw(ticket.claim, only_if_it_holds=terms.wait == 0 or not backend.rings)
+        draw: Awaitable[Place | Busy | Gone]
+        if terms.resumes is not None and isinstance(backend, PassesOn):
+            draw = backend.pass_on(claim_of(terms.resumes), ticket.claim)
+        else:
+            draw = backend.draw(ticket.claim, only_if_it_holds=terms.wait == 0 or not backend.rings)
         call = self._store_calls.send_draw(draw, terms.limit(self._started, now))
         self._calls.append(call)
         return call
 
-    def _take(self, outcome: Place | Busy) -> HeldTicket | Place | Busy | BackendUnavailableError:
+    def _take(self, outcome: Place | Busy | Gone) -> HeldTicket | Place | Busy | BackendUnavailableError:
         self._silent_since = None
         if isinstance(outcome, Place):
             self.ticket.take(outcome, self._sent_at)
             return outcome if outcome.token is None else self._judge(outcome)
+        if self._terms.resumes is not None and isinstance(outcome, Gone):
+            self._calls.pop()
+            raise refusal(self._terms.resumes, outcome)
         if not isinstance(outcome, Busy):
-            detail = f"its answer must be a Place or Busy, not {type(outcome).__name__}"  # type: ignore[unreachable]
+            detail = f"its answer must be a Place or Busy, not {type(outcome).__name__}"
             raise BackendRefusedError(backend_name(self._backend), "acquire", detail)
         self._calls.pop()
         if self._terms.on_held is not None:
@@ -449,7 +467,8 @@ class Acquisition:
             renew_at = sent_at + (timing.heartbeat_interval if lives >= timing.ttl else ticket.every)
             calls = () if len(self._calls) == 1 else tuple(filter(_unanswered, self._calls))
             return HeldTicket(ticket, place, timing, deadline, renew_at, now - self._began, calls)
-        self._give_up()
+        if self._terms.owner is None and self._terms.resumes is None:  # else the same owner asks again, and lives on
+            self._give_up()
         detail = f"the grant came {now - sent_at:.3g} s after its request, too late to be used"
         logger.warning("acquire: %s", detail)
         return self._silent(BackendUnavailableError(backend_name(self._backend), "acquire", detail), sent_at)
@@ -528,7 +547,8 @@ class Acquisition:
 
     def _is_behind(self) -> bool:
         """Return whether others of this client wait for the name, at a store without a line."""
-        return self._terms.wait != 0 and self._terms.store_name in self._store_calls.polling
+        terms = self._terms
+        return terms.wait != 0 and terms.resumes is None and terms.store_name in self._store_calls.polling
 
     async def _poll(self, pause: float) -> None:
         """
@@ -572,6 +592,23 @@ class Acquisition:
 
 def _unanswered(call: Call[Any]) -> bool:
     return not succeeded(call)
+
+
+def refusal(ticket: LeaseTicket, gone: Gone) -> TicketRefusedError:
+    """
+    Say what became of a *ticket* that the store does not know any more.
+
+    No store remembers the owners of the past: the wall clock of this machine says what ran out.
+    """
+    ran_out = wall_seconds() >= ticket.until
+    if gone.reason is not None:
+        reason = LossReason.REVOKED
+    elif gone.taken:
+        reason = LossReason.TAKEN_OVER if ran_out else LossReason.HANDED_OVER
+    else:
+        reason = LossReason.EXPIRED if ran_out and ticket.token is not None else LossReason.REFUSED
+    token = None if ticket.token is None else int(ticket.token)
+    return TicketRefusedError(ticket.name, token, reason, gone.reason or "")
 
 
 def closed_meanwhile(name: str) -> UsageError:

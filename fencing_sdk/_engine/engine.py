@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 
 from fencing_sdk._engine.acquisition import Acquisition, BackendOpening, HeldTicket, Terms, closed_meanwhile
 from fencing_sdk._engine.draining import Draining, work_of
+from fencing_sdk._engine.hand_over import HandOver
 from fencing_sdk._engine.heartbeat import Heartbeat
 from fencing_sdk._engine.observer_reports import LeaseReport
 from fencing_sdk._engine.releases import Parking, Releases
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._lease import Lease, PermitLease, waiting_thread
 from fencing_sdk._lease_state import LeaseState
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.answer import Answer, succeeded
 from fencing_sdk._values.claim import Holder, holders_in
 from fencing_sdk._values.clock import Clock
@@ -30,12 +32,14 @@ from fencing_sdk._values.reports import Status
 from fencing_sdk._values.tasks import move_on_after, outlast_cancellation, retrieve, scope_class
 from fencing_sdk.abc import Backend, Guard
 from fencing_sdk.errors import (
+    AcquireError,
     BackendError,
     BackendUnavailableError,
     DrainingError,
     LossReason,
     NotAcquiredReason,
     StaleTokenError,
+    TicketRefusedError,
     UsageError,
 )
 
@@ -71,6 +75,7 @@ class Engine:
         self._releases = Releases(self._heartbeat, self._store_calls, clock, self._report)
         self._closing = Closing(self._releases.unreleased)
         self.draining = Draining(self._releases)
+        self.hand_over = HandOver(backend, clock, self._releases, self.ask)
 
     def __len__(self) -> int:
         return len(self._heartbeat)
@@ -151,13 +156,19 @@ class Engine:
                 self._check_may_go_on(acquisition, acquired, terms)
             elif self._report.observed:  # which may have begun to drain or to close the client
                 self._check_may_go_on(acquisition, acquired, terms)
-            lease = self._begin(terms.name, acquired)
+            lease = self._begin(terms, acquired)
             if fences:
                 await self._raise_fences(lease, terms, fences)
-        except DrainingError:
-            await self.draining.let_bodies_end()
-            raise
+        except (DrainingError, TicketRefusedError) as error:
+            raise await self._refused(terms, error) from None
         return terms.handle(lease) if lease.permit is None else PermitLease(lease)
+
+    async def _refused(self, terms: Terms, error: DrainingError | TicketRefusedError) -> AcquireError:
+        """Return what to raise instead of *error*, now or when bodies have ended."""
+        if terms.resumes is not None and isinstance(error, TicketRefusedError):
+            return await self.hand_over.explained(terms.resumes, error)
+        await self.draining.let_bodies_end()
+        return error
 
     def _check_may_go_on(self, acquisition: Acquisition, acquired: HeldTicket, terms: Terms) -> None:
         if not self._may_begin:
@@ -202,15 +213,17 @@ class Engine:
             await self.release(lease)
             raise
 
-    def _begin(self, name: str, acquired: HeldTicket) -> LeaseState:
+    def _begin(self, terms: Terms, acquired: HeldTicket) -> LeaseState:
         ticket, place, timing, deadline, renew_at, waited, unanswered = acquired
         assert place.token is not None  # it holds
-        name = name if place.name is None else place.name
+        name = terms.name if place.name is None else place.name
         lease = LeaseState(name, ticket.claim, place.token, deadline, timing, self._clock, self, place.permit)
         if (thread := waiting_thread()) is not None and thread.in_transactions:
             lease.older_transactions = thread.in_transactions
         lease.unanswered_calls = unanswered  # before an observer hears of it, and may close the client
         lease.ticket, ticket.lease = ticket, lease
+        if terms.resumes is not None:
+            lease.resumed_from = terms.resumes.holder
         self._heartbeat.add(lease, renew_at)
         if self._report.observed:
             self._report.acquired(lease, waited)
@@ -301,6 +314,16 @@ class Engine:
         if self._releases.take(lease):
             self._closing.changed.set()
             await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
+
+    async def detach(self, lease: LeaseState, keep: float) -> LeaseTicket:
+        """End *lease*, and return the ticket for which the store keeps the lock: see `HandOver.detach`."""
+        ticket = await self.hand_over.detach(lease, keep)
+        self._closing.changed.set()
+        return ticket
+
+    async def release_ticket(self, ticket: LeaseTicket) -> None:
+        """Give back what *ticket* stands for."""
+        await self.hand_over.release(ticket)
 
     def _parking(self, lease: LeaseState, seconds: float) -> Parking:
         return Parking(self._store_calls, self._clock, lease, lease.acquired_at + seconds)

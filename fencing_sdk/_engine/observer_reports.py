@@ -18,6 +18,7 @@ from fencing_sdk.errors import (
     LossReason,
     NotAcquiredReason,
     StaleTokenError,
+    TicketRefusedError,
     UsageError,
 )
 
@@ -25,6 +26,7 @@ _REASONS: dict[type[BaseException], NotAcquiredReason] = {
     LockHeldError: NotAcquiredReason.HELD,
     AcquireTimeoutError: NotAcquiredReason.TIMED_OUT,
     DrainingError: NotAcquiredReason.DRAINING,
+    TicketRefusedError: NotAcquiredReason.REFUSED,
     BackendUnavailableError: NotAcquiredReason.UNAVAILABLE,
     BackendRefusedError: NotAcquiredReason.REFUSED,
     asyncio.CancelledError: NotAcquiredReason.CANCELLED,
@@ -96,6 +98,7 @@ class LeaseReport:
                     mode=mode.word,
                     permit=lease.permit,
                     permits=mode.of if isinstance(mode, Permit) else None,
+                    resumed_from=lease.resumed_from,
                 )
             )
 
@@ -181,5 +184,6 @@ class LeaseReport:
                     held_for=held_for,
                     confirmed=confirmed,
                     kept_for=kept_for,
+                    handed_to=lease.handed_to,
                 )
             )

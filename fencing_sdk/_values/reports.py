@@ -140,6 +140,14 @@ def say_kept(label: str, at_least_for: float, ttl: float) -> str:
     return f"{note}; {label}"[:LABEL_LIMIT] if label else note
 
 
+_DETACHED = "detached: a ticket holds it"
+
+
+def say_detached(label: str | None) -> str:
+    """Return the *label* of a lease that no process carries, with a note that says so."""
+    return f"{_DETACHED}; {label}"[:LABEL_LIMIT] if label else _DETACHED
+
+
 class HolderFacts(NamedTuple):
     """Facts in the label of a holder. Another client wrote it, so all but *text* is made harmless."""
 
@@ -150,7 +158,9 @@ class HolderFacts(NamedTuple):
     who: str | None
     """Program, process id, host, and since when by the reader's clock, if a client or a command stored them."""
     text: str
-    """The holder's own text, without the note about keeping."""
+    """The holder's own text, without the note about keeping or detaching."""
+    detached_until: str | None = None
+    """When the lock will be free, by the clock of the reader, if no process carries the lease but a ticket."""
 
     @property
     def summary(self) -> str:
@@ -167,7 +177,7 @@ def read_facts(one: Holder | Waiting) -> HolderFacts:
 
     Moments are reckoned from the wall clock of this process and the seconds that the store counts.
     """
-    text, kept_until, state, now = one.label or "", None, "", wall_seconds()
+    text, kept_until, detached_until, state, now = one.label or "", None, None, "", wall_seconds()
     began = None if isinstance(one, Waiting) or one.held_for is None else now - one.held_for
     if note := _NOTE.fullmatch(text):
         kept_for, ttl, text = float(note[1]), float(note[2]), note[3] or ""
@@ -177,7 +187,11 @@ def read_facts(one: Holder | Waiting) -> HolderFacts:
         if isinstance(one, Holder) and one.remaining > ttl + max(_ALLOWANCE, ttl / 4):
             kept_until = _iso(now + min(one.remaining, _LONGEST))
             state = f"kept until {kept_until}, nothing runs"
-    return HolderFacts(kept_until, state, _who(text, began), text)
+    elif isinstance(one, Holder) and text.startswith(_DETACHED):
+        text = text.removeprefix(_DETACHED).removeprefix("; ")
+        detached_until = _iso(now + min(one.remaining, _LONGEST))
+        state = f"detached until {detached_until}, nothing runs"
+    return HolderFacts(kept_until, state, _who(text, began), text, detached_until)
 
 
 def _who(text: str, began: float | None) -> str | None:

@@ -79,6 +79,11 @@ def check_ttl(ttl: object) -> float:
     return seconds(ttl, "ttl", low=MIN_TTL, high=MAX_TTL)
 
 
+def check_keep(keep: object) -> float:
+    """Return the seconds for which a detached lease is kept without a renewal: 50 ms to one day."""
+    return seconds(keep, "keep", low=MIN_TTL, high=MAX_TTL)
+
+
 def _rounded_down(number: float) -> str:
     """Five digits of *number* that are not above it: advice has to be accepted when it is followed."""
     digits = f"{number:.5g}"

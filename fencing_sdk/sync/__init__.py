@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from fencing_sdk._connect import connect as _connect
 from fencing_sdk._lease import AnyLease, current_token
 from fencing_sdk._lease import innermost as _innermost
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.claim import Holder, Waiting
 from fencing_sdk._values.observers import Observer
 from fencing_sdk._values.reports import Status
@@ -42,6 +43,7 @@ from fencing_sdk.errors import (
     LockHeldError,
     LossReason,
     StaleTokenError,
+    TicketRefusedError,
     UsageError,
 )
 from fencing_sdk.recipes.election import ElectionStanding
@@ -81,6 +83,7 @@ __all__ = [
     "KazooLock",
     "Lease",
     "LeaseLostError",
+    "LeaseTicket",
     "Lock",
     "LockClient",
     "LockHeldError",
@@ -98,6 +101,7 @@ __all__ = [
     "Skipped",
     "StaleTokenError",
     "Status",
+    "TicketRefusedError",
     "Token",
     "UsageError",
     "Waiting",

@@ -18,12 +18,13 @@ from fencing_sdk._arguments import ElectionOptions, LockOptions
 from fencing_sdk._client import LockClient as TaskLockClient
 from fencing_sdk._client import draining_of, job_of
 from fencing_sdk._lease import held_here, state_of
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._name_template import template_for_threads
 from fencing_sdk._values.claim import Holder, Waiting, check_name
 from fencing_sdk._values.drivers import check_daemon_threads
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.reports import Status
-from fencing_sdk._values.timing import Seconds, seconds
+from fencing_sdk._values.timing import DEFAULT_TTL, Seconds, seconds
 from fencing_sdk.errors import ConfigurationError, shown
 from fencing_sdk.recipes.drain_signals import DrainBlock, check_signals
 from fencing_sdk.recipes.jobs import AtLeastOn, Ran, Skipped
@@ -156,6 +157,30 @@ class LockClient(ClientForThreads):
             ConfigurationError: an argument is out of range, or the times do not fit together.
         """
         return Lock(self._bridge, self._client.lock(name, **options), cancel)
+
+    def resume(self, ticket: LeaseTicket | str, **options: Unpack[LockOptions]) -> Lock:
+        """
+        Describe how to go on with a detached lease: ``with locks.resume(ticket) as lease:``.
+
+        Arguments and errors are those of `fencing_sdk.LockClient.resume`.
+        """
+        return Lock(self._bridge, self._client.resume(ticket, **options))
+
+    def detached(self, name: str, *, ttl: Seconds = DEFAULT_TTL, label: str | None = None) -> LeaseTicket:
+        """Make a ticket for `take`. Arguments and errors are those of `fencing_sdk.LockClient.detached`."""
+        return self._client.detached(name, ttl=ttl, label=label)
+
+    def take(self, ticket: LeaseTicket | str, *, wait: Seconds | None = 0.0) -> LeaseTicket:
+        """Acquire the lock of a ticket. Arguments and errors are those of `fencing_sdk.LockClient.take`."""
+        return self._bridge().call(functools.partial(self._client.take, ticket, wait=wait), undo=self._client.release)
+
+    def renew(self, ticket: LeaseTicket | str, *, ttl: Seconds | None = None) -> LeaseTicket:
+        """Restart the time of a ticket. Arguments and errors are those of `fencing_sdk.LockClient.renew`."""
+        return self._bridge().call(functools.partial(self._client.renew, ticket, ttl=ttl))
+
+    def release(self, ticket: LeaseTicket | str) -> None:
+        """Give back what a ticket stands for. Errors are those of `fencing_sdk.LockClient.release`."""
+        self._bridge().call(functools.partial(self._client.release, ticket))
 
     def locking(
         self, name: str, *, cancel: threading.Event | None = None, **options: Unpack[LockOptions]

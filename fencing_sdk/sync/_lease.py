@@ -23,6 +23,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 from fencing_sdk._lease import AnyLease, end_block, pop, push, state_of
 from fencing_sdk._lease import Lease as TaskLease
 from fencing_sdk._lease_state import LeaseState, raise_end
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.tasks import move_on_after
 from fencing_sdk._values.timing import Seconds, seconds
@@ -270,6 +271,16 @@ class Lease(AnyLease):
     def release(self) -> None:
         """Release the lock. Idempotent and bounded, as `fencing_sdk.Lease.release`, whose errors it has."""
         self._release(None)
+
+    def detach(self, keep: Seconds | None = None) -> LeaseTicket:
+        """End the lease here without a release, and return its ticket: as `fencing_sdk.Lease.detach`."""
+        self.check()
+        try:
+            return self._bridge().call(
+                partial(self._handle.detach, keep), undo=self._state.keeper.release_ticket, only=self._state.loop
+            )
+        except ClosedMeanwhileError:
+            raise self._state.loss() from None
 
     def _release(self, raised: BaseException | None) -> None:
         with contextlib.suppress(ClosedMeanwhileError):  # whatever closed the client has released it

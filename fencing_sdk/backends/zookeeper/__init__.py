@@ -144,6 +144,8 @@ class ZooKeeperBackend(Uncopied):
 
     modes = ALL_MODES
     rings = True
+    ends_with_session = True
+    """True: a ticket ends with the session of its process, so that no lease is detached."""
 
     def __init__(
         self,
