@@ -53,6 +53,7 @@ EVERY_PROGRAM_NEEDS = {
     "_engine",
     "_lease",
     "_lease_state",
+    "_lease_ticket",
     "_lock",
     "_name_template",
     "_values",

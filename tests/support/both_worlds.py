@@ -27,7 +27,8 @@ from fencing_sdk.abc import Backend
 from fencing_sdk.backends.memory import MemoryBackend
 
 _MAKERS = (fencing_sdk.sync.LockClient, fencing_sdk.rows.sync.RowClient, fencing_sdk.rows.sync.LeasedRows)
-_DESCRIBE = {"batch", "draining_on", "election", "lock", "multilock", "rows", "rwlock", "semaphore", "status", "take"}
+_DESCRIBE = {"batch", "detached", "draining_on", "election", "lock", "multilock", "resume", "rows", "rwlock"}
+_DESCRIBE |= {"semaphore", "status", "take"}
 _DECORATE = {"each", "elected", "job", "locking"}
 _AT_ONCE = {"check", "headers", "resign"}
 """What needs no ``await`` in either world."""
