@@ -8,12 +8,16 @@ sends ends what follows. The scenarios are written once. A store runs them by a 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from both_worlds import Waiting, at_once, comes, in_the_loop
+from campaigns import amount
+from hand_over_processes import Campaign
 from inside import read_facts
 from stays import PATIENCE, Stay, eventually, opened, staying
 from store_bench import WaitersBench
@@ -397,6 +401,20 @@ class HandOverInLineSuite:
             await waiter.end()
             await late.begun()
             await late.end()
+
+
+class HandOverProcessesSuite:
+    """Processes that resume one ticket together, on a machine that kills and stops some of them."""
+
+    @pytest.mark.slow
+    @pytest.mark.campaign
+    async def test_one_of_the_processes_that_resume_a_ticket_goes_on(self, bench: WaitersBench, tmp_path: Path):
+        campaign = Campaign(bench.url, tmp_path, seed=random.SystemRandom().randrange(2**32))
+        await campaign.play(amount(10_000, short=40))
+        uses, below, shared = campaign.faults_in_uses()
+        assert (campaign.double, below, shared) == (0, 0, 0)
+        assert uses >= campaign.handed
+        assert campaign.refusals[LossReason.HANDED_OVER] > 0
 
 
 class NoHandOverSuite(WorldsSuite):

@@ -1,7 +1,8 @@
 """In every store a lease is held by a ticket, and changes hands, as the suites say; or the store refuses."""
 
 import pytest
-from hand_over_suite import HandOverInLineSuite, HandOverSuite, NoHandOverSuite, TicketsSuite
+from hand_over_processes import Campaign
+from hand_over_suite import HandOverInLineSuite, HandOverProcessesSuite, HandOverSuite, NoHandOverSuite, TicketsSuite
 from on_stores import OnEtcd, OnKahuna, OnMemory, OnMysql, OnPostgresql, OnRedis, OnRedisQuorum, OnSqlite, OnZooKeeper
 
 from fencing_sdk import LeaseTicket, connect
@@ -20,16 +21,23 @@ pytest_plugins = [
 class TestMemory(OnMemory, TicketsSuite, HandOverSuite): ...
 
 
-class TestSqlite(OnSqlite, TicketsSuite, HandOverSuite, HandOverInLineSuite): ...
+class TestSqlite(OnSqlite, TicketsSuite, HandOverSuite, HandOverInLineSuite, HandOverProcessesSuite):
+    @pytest.mark.slow
+    async def test_processes_that_adopt_the_owner_of_a_ticket_are_caught(self, bench, tmp_path):
+        """The control: a campaign in which nothing can go wrong would prove nothing."""
+        campaign = Campaign(bench.url, tmp_path, seed=1, broken=True)
+        await campaign.play(200)
+        _, below, shared = campaign.faults_in_uses()
+        assert campaign.double or below or shared
 
 
-class TestRedis(OnRedis, TicketsSuite, HandOverSuite, HandOverInLineSuite): ...
+class TestRedis(OnRedis, TicketsSuite, HandOverSuite, HandOverInLineSuite, HandOverProcessesSuite): ...
 
 
-class TestPostgresql(OnPostgresql, TicketsSuite, HandOverSuite, HandOverInLineSuite): ...
+class TestPostgresql(OnPostgresql, TicketsSuite, HandOverSuite, HandOverInLineSuite, HandOverProcessesSuite): ...
 
 
-class TestMysql(OnMysql, TicketsSuite, HandOverSuite, HandOverInLineSuite): ...
+class TestMysql(OnMysql, TicketsSuite, HandOverSuite, HandOverInLineSuite, HandOverProcessesSuite): ...
 
 
 class TestRedisQuorum(OnRedisQuorum, TicketsSuite, NoHandOverSuite): ...
