@@ -69,11 +69,15 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 class OnEveryStore:
     """Pages about locks, recipes and guards. What a page shows must not depend on the store that its example names."""
 
+    passes_on = True
+    """False where leases do not change hands, as the page about that says."""
+
     @pytest.mark.parametrize("page", ["README", "guarantees", "guards", "operations", "threads", "recipes/*"])
     def test_the_code_of_a_page_runs(self, page: str, bench: StoreBench, tmp_path: Path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for path in (path for path in PAGES if path.match(f"{page}.md")):
-            run(path, bench.url)
+            if self.passes_on or path.name != "detached.md":
+                run(path, bench.url)
         gc.collect()
 
 
@@ -92,10 +96,12 @@ class TestOnPostgresql(OnPostgresql, OnEveryStore): ...
 class TestOnMysql(OnMysql, OnEveryStore): ...
 
 
-class TestOnEtcd(OnEtcd, OnEveryStore): ...
+class TestOnEtcd(OnEtcd, OnEveryStore):
+    passes_on = False
 
 
-class TestOnZooKeeper(OnZooKeeper, OnEveryStore): ...
+class TestOnZooKeeper(OnZooKeeper, OnEveryStore):
+    passes_on = False
 
 
 def test_a_page_or_example_with_locks_in_memory_says_that_they_are_those_of_one_process():
