@@ -46,7 +46,7 @@ class Campaign:
         async with worker_processes() as start:
             workers = await asyncio.gather(*(self._started(start) for _ in range(4)))
             ticket = "-"
-            while self.handed < count and not (self.broken and self.double):
+            while self.handed < count and not (self.broken and self.is_caught):
                 chosen = self.dice.sample(workers, 1 if ticket == "-" else self.dice.choice([2, 2, 3]))
                 for worker in chosen:
                     await self._order(worker, ticket)
@@ -90,9 +90,14 @@ class Campaign:
         asyncio.get_running_loop().call_later(pause, _go_on, victim.process.pid)
         return None
 
+    @property
+    def is_caught(self) -> bool:
+        """True if two have gone on with one ticket."""
+        return self.double > 0 or any(self.faults_in_uses()[1:])
+
     def faults_in_uses(self) -> tuple[int, int, int]:
         """Return how many uses there were, how many of a token below a later one, and how many of a shared one."""
-        lines = [line.split() for line in self.uses.read_text().splitlines()]
+        lines = [line.split() for line in self.uses.read_text().splitlines()] if self.uses.exists() else []
         below = shared = highest = 0
         users: dict[int, str] = {}
         for _, number, process in sorted(lines, key=lambda line: float(line[0])):
