@@ -18,6 +18,7 @@ from fencing_sdk._values.reports import (
     facts_about_command,
     label_of,
     read_facts,
+    say_detached,
     say_kept,
 )
 from fencing_sdk._values.token import TOKEN_LIMIT
@@ -44,6 +45,7 @@ __all__ = [
     "memory_on",
     "on_clock",
     "read_facts",
+    "say_detached",
     "say_kept",
     "state_of",
     "telling",

@@ -13,7 +13,7 @@ from typing import TypeVar
 from child_processes import guarded
 
 WORKERS = Path(__file__).with_name("workers")
-LIMIT = 40.0
+LIMIT = 120.0
 """Seconds after which something that should happen soon has not happened."""
 
 PIPE = asyncio.subprocess.PIPE

@@ -32,6 +32,7 @@ from fencing_sdk.errors import (
     LossReason,
     NoLeaseError,
     StaleTokenError,
+    TicketRefusedError,
     UnsupportedError,
     UsageError,
     shown,
@@ -53,6 +54,11 @@ EXAMPLES = [
     AcquireTimeoutError("seats/42", 5.0),
     AcquireCancelledError("seats/42", 5.0),
     DrainingError("seats/42", 5.0),
+    TicketRefusedError("seats/42", 34, LossReason.HANDED_OVER, "9f8a01c2 (token 35)"),
+    TicketRefusedError("seats/42", 34, LossReason.TAKEN_OVER),
+    TicketRefusedError("seats/42", 34, LossReason.EXPIRED),
+    TicketRefusedError("seats/42", None, LossReason.REFUSED),
+    TicketRefusedError("seats/42", 34, LossReason.REVOKED, "wrong\ncluster"),
     *[LeaseLostError("seats/42", 34, reason) for reason in LossReason],
     LeaseLostError("seats/42", 34, LossReason.EXPIRED, "max_hold=5 is over"),
     StaleTokenError("seats/42", 33, 34),
@@ -92,7 +98,7 @@ def test_the_tree_is_exactly_the_documented_one():
         if inspect.isclass(thing) and issubclass(thing, Exception)
     }
     assert real == documented_tree()
-    assert len(real) == 16
+    assert len(real) == 17
 
 
 def test_the_attributes_are_exactly_the_documented_ones():
@@ -150,6 +156,9 @@ CONFLICT = (
 )
 
 
+VOID = "the ticket for 'seats/42' (token 34) is void:"
+
+
 def test_what_a_reader_of_the_message_learns():
     texts = [str(error) for error in EXAMPLES[4:]]
     assert texts == [
@@ -161,6 +170,11 @@ def test_what_a_reader_of_the_message_learns():
         "lock 'seats/42' not acquired within 5 s; it is still held",
         "lock 'seats/42' not acquired: the wait was cancelled after 5 s",
         "lock 'seats/42' not acquired: this client is draining, so nothing new begins",
+        f"{VOID} it was used or released before, and 9f8a01c2 (token 35) has the lock now",
+        f"{VOID} it ran out, and another holder has the lock now",
+        f"{VOID} it ran out",
+        "the ticket for 'seats/42' is void: it was used or released before, or it is of another store",
+        f"{VOID} an operator took the lock away: 'wrong\\ncluster'",
         "lease on 'seats/42' (token 34) is over: its deadline passed",
         "lease on 'seats/42' (token 34) is over: the store says the grant is no longer ours",
         "lease on 'seats/42' (token 34) is over: another holder has the lock now",
@@ -168,6 +182,7 @@ def test_what_a_reader_of_the_message_learns():
         "lease on 'seats/42' (token 34) is over: the event loop stood still past the lease's deadline",
         "lease on 'seats/42' (token 34) is over: its client was closed",
         "lease on 'seats/42' (token 34) is over: its client was drained, and the body had not ended within the bound",
+        "lease on 'seats/42' (token 34) is over: it was handed over by its ticket",
         "lease on 'seats/42' (token 34) is over: its deadline passed: max_hold=5 is over",
         "token 33 for 'seats/42' refused: the resource has seen 34; the lock has gone to a later holder",
         f"token 34 for 'seats/42' refused: {CONFLICT}",

@@ -13,7 +13,17 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from inside import LoopClock, facts_about_command, held_here, label_of, memory_on, on_clock, read_facts, say_kept
+from inside import (
+    LoopClock,
+    facts_about_command,
+    held_here,
+    label_of,
+    memory_on,
+    on_clock,
+    read_facts,
+    say_detached,
+    say_kept,
+)
 from virtual_time import in_virtual_time, settle
 
 from fencing_sdk import (
@@ -216,7 +226,7 @@ def holder(label, remaining=10.0, held_for=None):
     ],
 )
 def test_a_label_that_no_client_wrote_is_shown_as_it_is(text):
-    assert read_facts(holder(text, 1e9)) == (None, "", None, text)
+    assert read_facts(holder(text, 1e9)) == (None, "", None, text, None)
 
 
 def test_the_facts_are_a_sentence_whose_words_cannot_move_a_cursor():
@@ -276,6 +286,17 @@ def test_a_program_is_named_without_its_folder_and_its_arguments(monkeypatch, ar
     assert json.loads(text) == {"host": os.uname().nodename, "pid": os.getpid(), "program": program}
     assert text.isascii(), "so that a database in any encoding keeps it"
     assert "secret" not in text
+
+
+def test_a_detached_lease_shows_until_when_by_the_clock_of_the_reader_and_who_has_detached_it(monkeypatch):
+    monkeypatch.setattr(reports, "wall_seconds", datetime(2026, 3, 2, 3, tzinfo=UTC).timestamp)
+    for label, text in ((None, ""), ("", ""), ("deploy 7", "deploy 7"), (FACTS, FACTS)):
+        facts = read_facts(holder(say_detached(label), 40.0))
+        assert facts.detached_until == "2026-03-02T03:00:40+00:00"
+        assert facts.summary.startswith("detached until 2026-03-02T03:00:40+00:00, nothing runs")
+        assert facts.text == text
+    assert "backup.sh (pid 812) on web-1" in facts.summary
+    assert len(say_detached("x" * reports.LABEL_LIMIT)) == reports.LABEL_LIMIT
 
 
 def test_the_longest_names_stay_readable_behind_a_note(monkeypatch):

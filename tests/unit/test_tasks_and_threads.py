@@ -240,9 +240,27 @@ async def test_others_see_until_when_the_lock_of_a_job_is_kept_and_that_nothing_
     assert running.label == parked.label == "when its run has ended, kept for 60 s from its start (ttl 15 s); worker 3"
     assert read_facts(running).state.startswith("when its run has ended, kept until 20")
     facts = read_facts(parked)
-    assert facts == (facts.kept_until, f"kept until {facts.kept_until}, nothing runs", None, "worker 3")
+    assert facts == (facts.kept_until, f"kept until {facts.kept_until}, nothing runs", None, "worker 3", None)
     until = datetime.fromisoformat(facts.kept_until)
     assert timedelta(0) < until - datetime.now(UTC) <= timedelta(seconds=60 / 0.99)
+
+
+@in_both_worlds
+async def test_a_lease_is_detached_and_goes_on_by_its_ticket(locks):
+    async with locks.lock("a", ttl=60) as lease:
+        ticket = await lease.detach(600)
+        with pytest.raises(LeaseLostError, match="handed over by its ticket"):
+            lease.check()
+    async with locks.resume(await locks.renew(ticket), ttl=60) as resumed:
+        assert (lease.holder != resumed.holder, resumed.token) == (True, ticket.token + 1)
+    async with locks.semaphore("pool", permits=2, ttl=60) as lease:
+        ticket = await lease.detach()
+    assert (ticket.permit, ticket.ttl) == (0, 60)
+    await locks.release(ticket)
+    ticket = await locks.take(locks.detached("a", ttl=600))
+    assert await locks.lock("a").try_acquire() is None
+    await locks.release(ticket)
+    assert await locks.inspect("a") is None
 
 
 def test_the_note_of_a_parked_lock_leaves_the_label_as_long_as_a_store_can_keep():
