@@ -250,16 +250,12 @@ class LockClient(Uncopied):
         Describe how to go on with a detached lease: ``async with locks.resume(ticket) as lease:``.
 
         To enter it takes the lease over in one step, with a higher token. Of several that resume one ticket, one goes
-        on, and the others are refused. ``max_hold`` begins anew.
+        on; the others get a `TicketRefusedError`.
 
         Args:
             ticket: A ticket of `Lease.detach` or `take`, or its text.
 
             **options: As for `lock`, without ``wait``: the ticket holds the lock already.
-
-        Returns:
-            A `Lock`, which also raises `TicketRefusedError` when it is entered: the ticket was used or released before,
-            it ran out, or an operator took the lock away.
 
         Raises:
             ConfigurationError: it is no ticket, or one of another namespace, or an option cannot work.
@@ -276,8 +272,7 @@ class LockClient(Uncopied):
         """
         Make a ticket by which `take` acquires *name* for no process in particular. Nothing is sent.
 
-        Write it down first: if the process is killed while it takes the lock, the next `take` with the same ticket
-        finds what it got.
+        Write it down first: if the process is killed while it takes the lock, the next `take` finds what it got.
 
         Args:
             name: What is protected.
@@ -299,13 +294,8 @@ class LockClient(Uncopied):
         """
         Acquire the lock of a *ticket* from `detached`, and return the ticket with its token. No process renews it.
 
-        Idempotent: a ticket that holds already is renewed. After an `AcquireError`, and after a cancellation, the
-        ticket is used up: make another one. After a `BackendError` it is good: take it again, or release it.
-
-        Args:
-            ticket: The ticket, or its text.
-
-            wait: As for `lock`. 0, the default, asks once.
+        Idempotent: a ticket that holds already is renewed. After an `AcquireError`, and after a cancellation, it is
+        used up: make another one. After a `BackendError` take it again, or release it. *wait*: as for `lock`.
 
         Raises:
             TicketRefusedError: it was taken before, and stands for no lease any more.
@@ -325,10 +315,7 @@ class LockClient(Uncopied):
         """
         Restart the time of a detached lease, and return the ticket with its new bound. Its owner and token stay.
 
-        Args:
-            ticket: The ticket, or its text. The one that was given remains as good as the one that is returned.
-
-            ttl: Seconds for which the store keeps the lock from now on. That of the ticket by default.
+        *ttl*: seconds for which the store keeps the lock from now on. That of the ticket by default.
 
         Raises:
             TicketRefusedError: it stands for no lease any more.
@@ -356,10 +343,8 @@ class LockClient(Uncopied):
         check_outlives(self._backend)
         given = ticket if isinstance(ticket, LeaseTicket) else LeaseTicket.load(ticket)
         if given.namespace != self._namespace:
-            msg = (
-                f"the ticket for {shown(given.name)} is of namespace {shown(given.namespace)}, and this client has "
-                f"{shown(self._namespace)}"
-            )
+            theirs, ours = shown(given.namespace), shown(self._namespace)
+            msg = f"the ticket for {shown(given.name)} is of namespace {theirs}, and this client has {ours}"
             raise ConfigurationError(msg)
         return given
 

@@ -20,7 +20,7 @@ from fencing_sdk._lease_state import LeaseState, raise_end
 from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.loop_owner import Uncopied
 from fencing_sdk._values.observers import logger
-from fencing_sdk._values.timing import Seconds, check_keep
+from fencing_sdk._values.timing import Seconds, check_ttl
 from fencing_sdk._values.token import Token, token_headers
 from fencing_sdk.errors import LossReason, NoLeaseError, StaleTokenError, shown
 
@@ -196,27 +196,22 @@ class Lease(AnyLease):
         """
         End the lease here without a release, and return a ticket by which another process goes on with it.
 
-        From then on the store keeps the lock for the ticket: `LockClient.resume` takes it over, and
-        `LockClient.renew` and `LockClient.release` keep it and give it back. Those who wait keep their places. This
-        lease is over at once, and every use of its token raises `LeaseLostError` with `LossReason.HANDED_OVER`. A
-        guard refuses it as soon as the next holder has written. The block of the lease then ends without an error.
-
-        Waits for the answer of the store until the deadline of the lease at most. A caller that is cancelled meanwhile
-        gets no ticket, and the lock is given back.
+        The store keeps the lock for the ticket, and those who wait keep their places: see `LockClient.resume`. This
+        lease is over at once: its token raises `LeaseLostError` with `LossReason.HANDED_OVER`. Its block ends without
+        an error. A caller that is cancelled meanwhile gets no ticket, and the lock is given back.
 
         Args:
-            keep: Seconds for which the store keeps the lock without a renewal, at most one day. The ttl by default. If
-                the ticket gets lost, others wait as long.
+            keep: Seconds for which the store keeps the lock without a renewal, at most one day. The ttl by default.
 
         Raises:
             ConfigurationError: *keep* is out of range.
-            LeaseLostError: the lease is over, or the store did not confirm that the ticket stands for it.
+            LeaseLostError: the lease is over, or the store did not confirm until its deadline that the ticket holds.
             BackendRefusedError: the store will not, whatever is tried; the lock is given back.
             UnsupportedError: the tickets of the store do not change hands. The lease goes on.
             UsageError: the lease is that of a job, or has an old lock beside it. The lease goes on.
         """
         state = self._state
-        seconds = state.timing.ttl if keep is None else check_keep(keep)
+        seconds = state.timing.ttl if keep is None else check_ttl(keep, "keep")
         state.check_loop()
         return await state.keeper.detach(state, seconds)
 

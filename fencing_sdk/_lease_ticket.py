@@ -1,27 +1,20 @@
-"""
-Lease ticket: what stands for a lease that no process carries, and travels as one word.
-
-It bears the secret owner id, so that who has it may renew the lease, take it over or release it. In a text for people
-it shows the public holder id alone.
-"""
-
+"""Lease ticket: stands for a lease that no process carries, and travels as one word with the secret owner id."""
 # ruff: noqa: PLC0415  (an import of the package needs neither JSON nor OpenSSL, both of which take longer than it)
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from fencing_sdk._values.claim import LOCK, Claim, Mode, check_name, holder_of, in_namespace, mode_named, permits_of
+from fencing_sdk._values.claim import LOCK, Claim, Mode, holder_of, in_namespace, mode_named, permits_of
 from fencing_sdk._values.reports import say_detached
 from fencing_sdk._values.timing import Timing, check_ttl
 from fencing_sdk._values.token import Token, check_token
 from fencing_sdk.errors import ConfigurationError, shown
 
-_PREFIX = "fencing1."
+PREFIX = "fencing1."
 """Begins each ticket: the package and the version of the format."""
 _SUM_BYTES = 6
-_OWNER_DIGITS = 32
 _LONGEST_BUFFER = 5.0
 """Seconds: no work has to be cancelled in the buffer of a ticket, so that it need not grow with a ttl of hours."""
 
@@ -29,24 +22,21 @@ _LONGEST_BUFFER = 5.0
 @dataclass(frozen=True, slots=True, repr=False)
 class LeaseTicket:
     """
-    What stands for a detached lease. Made by `Lease.detach` and `LockClient.detached`.
+    Credential of a detached lease: who bears it may renew, resume or release the lease. Its ``repr`` shows no secret.
 
-    It is a bearer credential: keep it out of arguments, variables and logs. Its ``repr`` shows no secret.
+    Made by `Lease.detach` and `LockClient.detached`.
     """
 
     name: str
     """Name of the lock, without the namespace."""
     ttl: float
     """Seconds for which the store keeps the lock after each renewal of the ticket."""
-    owner: str = field(repr=False)
+    owner: str
     """The secret id under which the store keeps the lock."""
     token: Token | None = None
-    """The fencing token of the ticket; None until the store has answered that it holds the lock."""
+    """The fencing token; None until the store has answered that the ticket holds."""
     until: float = 0.0
-    """
-    Seconds since 1970 until which the lock is held without a renewal. Advice: the clock of another machine may differ,
-    and an operator may end it before.
-    """
+    """Seconds since 1970 until which it holds without a renewal. Advice: clocks differ, and an operator may end it."""
     mode: Mode = LOCK
     """Mode in which it holds the name."""
     permit: int | None = None
@@ -73,12 +63,12 @@ class LeaseTicket:
         mode = [self.mode.word, permits_of(self.mode), self.permit]
         fields = [self.name, self.namespace, self.ttl, self.owner, self.token, self.until, mode, self.label]
         content = json.dumps(fields, separators=(",", ":")).encode()
-        return _PREFIX + base64.urlsafe_b64encode(content + _sum_of(content)).decode().rstrip("=")
+        return PREFIX + base64.urlsafe_b64encode(content + _sum_of(content)).decode().rstrip("=")
 
     @classmethod
     def load(cls, text: str) -> LeaseTicket:
         """
-        Read what `dump` has returned. Space around it is passed over.
+        Read what `dump` has returned.
 
         Raises:
             ConfigurationError: it is no ticket, was cut or changed, or another version wrote it. The message never
@@ -87,17 +77,17 @@ class LeaseTicket:
         import base64
 
         given: object = text
-        if not isinstance(given, str) or not given.strip().startswith(_PREFIX):
-            kind = "this text" if isinstance(given, str) else f"a value of type {type(given).__name__}"
-            msg = f"{kind} is no lease ticket, which is a word that begins with {_PREFIX!r}; pass what dump() returned"
+        word = given.strip() if isinstance(given, str) else ""
+        if not word.startswith(PREFIX):
+            msg = f"this is no lease ticket, which is a word that begins with {PREFIX!r}; pass what dump() returned"
             raise ConfigurationError(msg)
-        word = given.strip().removeprefix(_PREFIX)
         try:
-            raw = base64.b64decode(word.encode("ascii") + b"=" * (-len(word) % 4), altchars=b"-_", validate=True)
-            content, checked = raw[:-_SUM_BYTES], raw[-_SUM_BYTES:]
+            word = word.removeprefix(PREFIX)
+            raw = base64.b64decode(word.encode() + b"=" * (-len(word) % 4), altchars=b"-_", validate=True)
         except ValueError:
-            content, checked = b"", b""
-        if not content or checked != _sum_of(content):
+            raw = b""
+        content = raw[:-_SUM_BYTES]
+        if not content or raw[-_SUM_BYTES:] != _sum_of(content):
             msg = "this lease ticket was cut or changed: its check sum is wrong; copy the whole word"
             raise ConfigurationError(msg)
         try:
@@ -111,21 +101,18 @@ def _read(content: bytes) -> LeaseTicket:
     import json
 
     name, namespace, ttl, owner, token, until, (word, permits, permit), label = json.loads(content)
-    ticket = LeaseTicket(
-        check_name(name), check_ttl(ttl), owner, None, float(until), mode_named(word, permits), permit, label, namespace
-    )
     in_namespace(namespace, name)
-    if len(owner) != _OWNER_DIGITS or not int(owner, 16) >= 0 or not math.isfinite(until):
-        raise ValueError
-    if not isinstance(label, str | None) or not isinstance(permit, int | None):
+    mode = mode_named(word, permits)
+    ticket = LeaseTicket(name, check_ttl(ttl), f"{int(owner, 16):032x}", None, until, mode, permit, label, namespace)
+    if not math.isfinite(until) or not isinstance(label, str | None) or not isinstance(permit, int | None):
         raise TypeError
-    return ticket if token is None else with_token(ticket, int(check_token(token)), ticket.until)
+    return ticket if token is None else with_token(ticket, check_token(token), until)
 
 
 def _sum_of(content: bytes) -> bytes:
     import hashlib
 
-    return hashlib.sha256(_PREFIX.encode() + content).digest()[:_SUM_BYTES]
+    return hashlib.sha256(PREFIX.encode() + content).digest()[:_SUM_BYTES]
 
 
 # What the package does with a ticket, and users need not.
@@ -144,7 +131,4 @@ def timing_of(ticket: LeaseTicket) -> Timing:
 
 def with_token(ticket: LeaseTicket, number: int, until: float) -> LeaseTicket:
     """Return *ticket* with the token that its owner has."""
-    token = Token(number, claim_of(ticket).token_holder(number))
-    return LeaseTicket(
-        ticket.name, ticket.ttl, ticket.owner, token, until, ticket.mode, ticket.permit, ticket.label, ticket.namespace
-    )
+    return replace(ticket, token=Token(number, claim_of(ticket).token_holder(number)), until=until)

@@ -249,11 +249,9 @@ class TicketRefusedError(AcquireError):
     """
     A ticket stands for no lease any more, so there is nothing to resume or to renew.
 
-    Another try with it will not help. Take the lock anew, and look at the fence first: work may have been done since.
-    ``reason`` is `LossReason.HANDED_OVER` if the ticket was used or released while it had time left, and another
-    holder has the lock, and `REFUSED` if none has; `TAKEN_OVER` and `EXPIRED` if it ran out; `REVOKED` if an operator
-    took the lock away. The clock of this machine says what ran out. ``detail`` is the holder that has the lock, or the
-    operator's reason.
+    Another try with it will not help. Take the lock anew, and look first at what was done since. ``reason``: it was
+    used or released, and another holder has the lock (`LossReason.HANDED_OVER`) or none (`REFUSED`); it ran out, by the
+    clock of this machine (`TAKEN_OVER`, `EXPIRED`); or `REVOKED`. ``detail``: that holder, or the operator's reason.
     """
 
     def __init__(self, name: str, token: int | None, reason: LossReason, detail: str = "") -> None:

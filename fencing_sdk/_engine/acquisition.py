@@ -595,11 +595,7 @@ def _unanswered(call: Call[Any]) -> bool:
 
 
 def refusal(ticket: LeaseTicket, gone: Gone) -> TicketRefusedError:
-    """
-    Say what became of a *ticket* that the store does not know any more.
-
-    No store remembers the owners of the past: the wall clock of this machine says what ran out.
-    """
+    """Say what became of a *ticket* that has *gone*. No store remembers that: the wall clock says what ran out."""
     ran_out = wall_seconds() >= ticket.until
     if gone.reason is not None:
         reason = LossReason.REVOKED

@@ -315,9 +315,9 @@ class Engine:
             self._closing.changed.set()
             await self._releases.park(lease, parking, lease.timing.ttl if within is None else within)
 
-    async def detach(self, lease: LeaseState, keep: float) -> LeaseTicket:
+    async def detach(self, lease: LeaseState, keep: float, ticket: LeaseTicket | None = None) -> LeaseTicket:
         """End *lease*, and return the ticket for which the store keeps the lock: see `HandOver.detach`."""
-        ticket = await self.hand_over.detach(lease, keep)
+        ticket = await self.hand_over.detach(lease, keep, ticket)
         self._closing.changed.set()
         return ticket
 

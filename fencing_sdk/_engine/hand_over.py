@@ -1,17 +1,10 @@
 """
 Leases that change hands: from a block of this client to a ticket, and what a ticket asks of the store.
 
-The owner changes at each change of hands, when a lease is detached and when its ticket is resumed. So nothing that the
-former owner has sent and that is still on its way, a renewal, a release or a draw, shortens or ends what follows. And
-of several that resume one ticket, one alone finds its owner there. The new owner is made before the request: a retry
-after a lost answer finds it there already. Five outcomes of detaching:
-
-1. The store confirms: the lease is over here, and the ticket is good.
-2. It refuses: the lease was lost, perhaps while the work still ran.
-3. No answer until the deadline that the lease had: the lease is lost, and no caller gets the ticket. So what the store
-   may have is given back: the former owner first, since no place is passed on any more once that is answered.
-4. The caller is cancelled: the same.
-5. The store will not do it, whatever is tried: the lock is given back.
+The owner changes when a lease is detached, and again when its ticket is resumed. So no late renewal, release or draw of
+the former owner reaches what follows, and of several that resume one ticket one alone goes on. The new owner is made
+before the request, so that a retry after a lost answer finds it there. Where detaching fails, and where the caller is
+cancelled, no caller has a ticket: the lock is given back.
 """
 
 from __future__ import annotations
@@ -89,15 +82,11 @@ class HandOver:
         self._releases = releases
         self._ask = ask
 
-    async def detach(self, lease: LeaseState, keep: float) -> LeaseTicket:
+    async def detach(self, lease: LeaseState, keep: float, ticket: LeaseTicket | None = None) -> LeaseTicket:
         """
-        End *lease* here, and let the store keep the lock for a ticket, for *keep* seconds without a renewal.
+        End *lease* here, and let the store keep the lock for a ticket. Errors are those of `Lease.detach`.
 
-        Raises:
-            LeaseLostError: the lease is over, or the store did not confirm in time.
-            BackendRefusedError: the store will not; the lock is given back.
-            UnsupportedError: its tickets do not change hands.
-            UsageError: the lease is that of a job, or has an old lock beside it.
+        *ticket*: one that was written down before, to be found by its owner whatever becomes of this process.
         """
         backend, claim = check_passes_on(self._backend), lease.claim
         lease.check()
@@ -106,7 +95,7 @@ class HandOver:
             msg = f"the lease on {shown(lease.name)} cannot be detached: it is that of {what}"
             raise UsageError(msg)
         namespace = claim.name.removesuffix(lease.name).removesuffix(":")
-        ticket = LeaseTicket(
+        ticket = ticket or LeaseTicket(
             str(lease.name), keep, new_owner(), None, 0.0, claim.mode, lease.permit, claim.label, namespace
         )
         heir, calls, limit = claim_of(ticket), self._releases.store_calls, min(lease.timing.call_limit, RELEASE_LIMIT)
@@ -114,39 +103,37 @@ class HandOver:
         lease.mark_released()  # before the owner changes: a renewal on its way, which finds it gone, is no loss
         self._releases.take(lease)
         try:
-            outcome, sent_at = await self._pass_on(backend, lease, heir)
+            number, sent_at = await self._pass_on(backend, lease, heir)
         except BaseException:
             lease.handed_to = None
             calls.start(_give_both_back(calls, claim, heir, limit))
             self._releases.report_end(lease, confirmed=False)
             raise
-        if isinstance(outcome, Gone):
-            lease.handed_to = None
-            lease.lose(*loss_in(outcome), by_release=True)
-            self._releases.report_end(lease, confirmed=False)
-            raise lease.loss()
         if lease.unanswered_calls and lease.held_for < lease.timing.ttl:  # they would draw once more, after all of this
             calls.undo(claim, list(lease.unanswered_calls), limit)
-        assert outcome.token is not None  # it holds
         left = sent_at + timing_of(ticket).valid_for - self._clock.now()
         self._releases.report_end(lease, confirmed=True, kept_for=max(left, 0.0))
-        return with_token(ticket, outcome.token, wall_seconds() + left)
+        return with_token(ticket, number, wall_seconds() + left)
 
-    async def _pass_on(self, backend: PassesOn, lease: LeaseState, heir: Claim) -> tuple[Place | Gone, float]:
+    async def _pass_on(self, backend: PassesOn, lease: LeaseState, heir: Claim) -> tuple[int, float]:
         """
-        Ask until there is an answer; return it, and when its request was sent.
+        Ask until there is an answer; return the token, and when the request was sent.
 
         Raises:
-            LeaseLostError: there was none until the deadline of *lease*.
-            BackendRefusedError: the store will not.
+            LeaseLostError: the lease is gone, or there was no answer until its deadline.
         """
         calls, pause, problem = self._releases.store_calls, _FIRST_PAUSE, ""
         while (left := lease.deadline - (sent_at := self._clock.now())) > 0:
             limit = min(lease.timing.heartbeat_interval, left)
             try:
-                return await calls.ask("transfer", backend.pass_on(lease.claim, heir), limit), sent_at
+                outcome = await calls.ask("transfer", backend.pass_on(lease.claim, heir), limit)
             except BackendUnavailableError as error:
                 problem = f": {error}"
+            else:
+                if isinstance(outcome, Place) and outcome.token is not None:
+                    return outcome.token, sent_at
+                lease.lose(*loss_in(outcome if isinstance(outcome, Gone) else Gone()), by_release=True)
+                raise lease.loss()
             if calls.closing:
                 break
             await calls.sleep_until_closing(min(pause, max(0.0, lease.deadline - self._clock.now())))
@@ -171,54 +158,40 @@ class HandOver:
         return with_token(ticket, lease.number, wall_seconds() + left)
 
     async def renew(self, ticket: LeaseTicket) -> LeaseTicket:
-        """
-        Restart the time of *ticket*, and return it with its new bound.
-
-        Raises:
-            TicketRefusedError: it stands for no lease any more.
-            BackendError: the store did not answer; what the ticket says still holds.
-        """
+        """Restart the time of *ticket*, and return it with its new bound. Errors are those of `LockClient.renew`."""
         claim, sent_at, wall = claim_of(ticket), self._clock.now(), wall_seconds()
         (outcome,) = await self._ask("renew", lambda: self._backend.keep(((claim, 0),)))
         if outcome is None:
             raise BackendUnavailableError(backend_name(self._backend), "renew")
-        valid_for = timing_of(ticket).valid_for
         if isinstance(outcome, Gone):
             raise await self.explained(ticket, refusal(ticket, outcome))
         token: int | None = ticket.token
         if outcome.token != HELD.token:
-            token = outcome.token
+            ticket, token = replace(ticket, permit=outcome.permit), outcome.token
         elif token is None:  # a taker that was killed before it could write the answer down
-            seen = await self._ask("inspect", lambda: self._backend.tickets((claim.name,)))
-            token = next((each.token for each in seen[0] if each.holder == ticket.holder), None)
-        late = self._clock.now() - sent_at >= valid_for
-        if token is None or late:
+            (seen,) = await self._ask("inspect", lambda: self._backend.tickets((claim.name,)))
+            token = next((each.token for each in seen if each.holder == ticket.holder), None)
+        valid_for = timing_of(ticket).valid_for
+        if (late := self._clock.now() - sent_at >= valid_for) or token is None:
             raise TicketRefusedError(ticket.name, ticket.token, LossReason.EXPIRED if late else LossReason.REFUSED)
-        permit = ticket.permit if outcome is HELD else outcome.permit
-        return with_token(replace(ticket, permit=permit), token, wall + valid_for)
+        return with_token(ticket, token, wall + valid_for)
 
     async def release(self, ticket: LeaseTicket) -> None:
-        """
-        Give back what *ticket* stands for. Idempotent.
-
-        Raises:
-            BackendError: the store did not answer; the lock is free when the ticket has run out.
-        """
-        claim = claim_of(ticket)
-        await self._ask("release", lambda: self._backend.give_back(claim))
+        """Give back what *ticket* stands for. Errors are those of `LockClient.release`."""
+        await self._ask("release", lambda: self._backend.give_back(claim_of(ticket)))
 
     async def explained(self, ticket: LeaseTicket, error: TicketRefusedError) -> TicketRefusedError:
         """Return *error* with the holder that has the lock now, if the store shows one."""
         if error.reason not in {LossReason.HANDED_OVER, LossReason.TAKEN_OVER}:
             return error
         try:
-            seen = await self._ask("inspect", lambda: self._backend.tickets((claim_of(ticket).name,)))
+            (seen,) = await self._ask("inspect", lambda: self._backend.tickets((claim_of(ticket).name,)))
         except BackendError:
             return error
-        who = next((f"{each.holder} (token {each.token:d})" for each in seen[0] if each.token is not None), "")
+        who = next((f"{each.holder} (token {each.token:d})" for each in seen if each.token is not None), "")
         return TicketRefusedError(error.name, error.token, error.reason, who)
 
 
 async def _give_both_back(calls: StoreCalls, claim: Claim, heir: Claim, limit: float) -> None:
-    await calls.release(claim, limit)
+    await calls.release(claim, limit)  # first: once that is answered, no late request passes its place on
     await calls.release(heir, limit)

@@ -74,14 +74,9 @@ def patience(wait: object) -> float | None:
     return None if wait is None else seconds(wait, "wait")
 
 
-def check_ttl(ttl: object) -> float:
+def check_ttl(ttl: object, parameter: str = "ttl") -> float:
     """Return *ttl* in seconds if a lease can live on it: 50 ms to one day."""
-    return seconds(ttl, "ttl", low=MIN_TTL, high=MAX_TTL)
-
-
-def check_keep(keep: object) -> float:
-    """Return the seconds for which a detached lease is kept without a renewal: 50 ms to one day."""
-    return seconds(keep, "keep", low=MIN_TTL, high=MAX_TTL)
+    return seconds(ttl, parameter, low=MIN_TTL, high=MAX_TTL)
 
 
 def _rounded_down(number: float) -> str:
