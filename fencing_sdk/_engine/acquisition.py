@@ -37,7 +37,7 @@ from fencing_sdk._values.claim import LOCK, Busy, Claim, Gone, Mode, Place, mist
 from fencing_sdk._values.clock import JITTER, Clock, wall_seconds
 from fencing_sdk._values.observers import Observers, logger
 from fencing_sdk._values.reports import label_of
-from fencing_sdk._values.tasks import waiting_for
+from fencing_sdk._values.tasks import scope_class, waiting_for
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Backend, PassesOn, SupportsOpen
 from fencing_sdk.errors import (
@@ -258,6 +258,8 @@ class Acquisition:
         Raises:
             BackendRefusedError: as `run`.
         """
+        if self._terms.owner is None:  # else no block of this process follows
+            scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
         self._draw_anew()
         self._started, calls = self._began, self._store_calls
         behind = bool(calls.polling) and self._is_behind()

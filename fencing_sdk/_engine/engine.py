@@ -62,7 +62,6 @@ class Engine:
             raise no_task()
         self._backend_loop = loop_of(backend)
         self._backend_owner = self._backend_loop.enter(backend)
-        scope_class()  # the first anyio call imports a backend for 0.1 s: now, not during the first lease
         self._backend = backend
         self._clock = clock
         self._observers = observers
@@ -88,6 +87,7 @@ class Engine:
             BackendError, UsageError: as `BackendOpening.wait`.
         """
         if not lazily:
+            scope_class()
             await self.opening.wait()
         self._beating = self._loop.create_task(self._heartbeat.run(), context=Context(), name="fencing-heartbeat")
         self._beating.add_done_callback(retrieve, context=Context())
@@ -487,10 +487,11 @@ class Closing:
 
         Their locks are left to the ttl: released, another client could hold one while the body goes on.
         """
-        with move_on_after(limit):
-            while self._inside():
-                self.changed.clear()
-                await self.changed.wait()
+        if self._inside():
+            with move_on_after(limit):
+                while self._inside():
+                    self.changed.clear()
+                    await self.changed.wait()
         return self._inside()
 
     def _inside(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     _AnyScope = anyio.CancelScope
 else:
     _AnyScope = object  # anyio loads its scopes when one is first named, and `new_scope` brings them
+
+
+SCOPES = "anyio._backends._asyncio"
+"""Module of anyio's scopes for asyncio: where it is not loaded, none of them cancels a task. It takes 0.1 s to load."""
 
 
 @functools.cache
@@ -92,8 +97,8 @@ async def outlast_cancellation(
     cancelled = None
     if finished():  # as most releases are by now: a scope would cost more than the look
         return cancelled
-    nothing_cancels = asyncio.current_task() is None  # a callback drives the caller: a scope needs a task
-    with contextlib.nullcontext() if nothing_cancels else scope_class()(shield=True):
+    driven = asyncio.current_task() is None  # by a callback: a scope needs a task
+    with contextlib.nullcontext() if driven or SCOPES not in sys.modules else scope_class()(shield=True):
         while not finished():
             try:
                 await wait()

@@ -7,9 +7,9 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from fencing_sdk import __version__
 from fencing_sdk.cli._options import Arguments, HelpShown, parse_number
@@ -23,6 +23,11 @@ from fencing_sdk.cli._streams import (
     write_out,
 )
 from fencing_sdk.errors import ConfigurationError, shown
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from fencing_sdk.cli.detached import DetachedLock
 
 _NO_LIMIT = sys.maxsize
 
@@ -92,7 +97,9 @@ def run(arguments: Sequence[str]) -> int:
     from fencing_sdk.cli.run import CommandRun, run_job
 
     given, words = _run_arguments().read(arguments, least=1, most=_NO_LIMIT)
-    lock, *command = words
+    lock, *command = words if given.ticket is None else ["", *words]
+    if given.ticket is not None:
+        _check_goes_with_ticket(given, words, arguments)
     if not command or not command[0]:
         problem = "the name of the command is empty" if command else "no command to run"
         msg = f"{problem}; write: fencing run LOCK -- COMMAND"
@@ -124,9 +131,21 @@ def run(arguments: Sequence[str]) -> int:
         pass_url=given.pass_url,
         quiet=given.quiet,
         verbose=given.verbose,
+        ticket=given.ticket,
     )
     times = {"ttl": given.ttl, "wait": given.wait, "max_hold": given.max_hold}
     return run_job(job, lock, where=given.where, label=given.label, **times)
+
+
+def _check_goes_with_ticket(given: Namespace, words: Sequence[str], arguments: Sequence[str]) -> None:
+    if "--" not in arguments or [*words] != [*arguments[arguments.index("--") + 1 :]]:
+        msg = "--ticket has the name of the lock; write: fencing run --ticket FILE -- COMMAND"
+        raise ConfigurationError(msg)
+    ways = {"--wait": given.wait != 0, "--at-least": given.at_least, "--permits": given.permits is not None}
+    ways |= {"--shared": given.shared, "--exclusive": given.exclusive}
+    if chosen := [way for way, given in ways.items() if given]:
+        msg = f"--ticket goes without {chosen[0]}: its lock is held already, in the way in which it was taken"
+        raise ConfigurationError(msg)
 
 
 def _run_arguments() -> Arguments:
@@ -166,10 +185,89 @@ def _run_arguments() -> Arguments:
         "A file for the textfile collector of node_exporter: start, end, exit code, last success. It ends with .prom."
     )
     parser.option("--metrics-file", about, type=Path, metavar="FILE")
+    about = (
+        "The file of a ticket, in place of LOCK: the command goes on with its lease, and the file then has the ticket "
+        "for the next command."
+    )
+    parser.option("--ticket", about, metavar="FILE")
     parser.flag("--pass-url", "Let the command know the store of its lock, by FENCING_URL or FENCING_URL_FILE.")
     parser.flag("--quiet", "Say nothing when the lock is taken.")
     parser.flag("--verbose", "Say when the command starts and when it has ended.")
     return parser
+
+
+def hold(arguments: Sequence[str]) -> int:
+    """Take a lock for steps that are processes of their own: no process carries it.
+
+    The same holder again renews it, or takes it anew if it was lost. Prints
+    FENCING_TOKEN, FENCING_HOLDER and FENCING_DEADLINE, a variable on each line.
+    Exit codes: 0 it is held, 75 another holder has it, 69 the store cannot be used,
+    74 the ticket cannot be written, 2 wrong usage.
+    """
+    words = {"LOCK": "The work that only one may do at a time, such as deploy."}
+    parser = _for_tickets(hold, "hold LOCK (--holder ID | --ticket FILE) [OPTIONS]", words)
+    parser.duration("--ttl", "The time for which it stays taken without a renewal. Default: 10m.", 600.0)
+    parser.duration("--wait", "How long to wait for another holder. Or: forever. Default: 0s.", 0.0, forever=True)
+    parser.option("--label", "What others see. Default: the holder or the ticket, and the host.")
+    given, words_given = parser.read(arguments, least=1, most=1)
+    return _detached(given, words_given).hold(ttl=given.ttl, wait=given.wait, label=given.label)
+
+
+def renew(arguments: Sequence[str]) -> int:
+    """Renew a lock that hold has taken: also the question whether it is held still.
+
+    Exit codes: 0 it is held, 76 it is not, 69 the store cannot be used and the lock
+    is held until the deadline that was printed last, 75 another command uses the
+    ticket, 2 wrong usage.
+    """
+    parser = _for_tickets(renew, "renew [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD)
+    parser.duration("--ttl", "The time for which it stays taken from now on. Default: as before.")
+    given, words = parser.read(arguments, most=1)
+    return _detached(given, words).renew(ttl=given.ttl)
+
+
+def release(arguments: Sequence[str]) -> int:
+    """Give back a lock that hold has taken, and remove its ticket.
+
+    Exit codes: 0 it was given back, or was over before, 69 the store cannot be used
+    and the lock is free after its deadline, 75 another command uses the ticket, 2
+    wrong usage.
+    """
+    given, words = _for_tickets(release, "release [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD).read(
+        arguments, most=1
+    )
+    return _detached(given, words).release()
+
+
+_HELD = {"LOCK": "Its name. With --ticket it may be left out."}
+
+
+def _for_tickets(command: Callable[[Sequence[str]], int], usage: str, words: Mapping[str, str]) -> Arguments:
+    parser = Arguments(command, usage, words)
+    parser.store()
+    about = "Who holds the lock. Commands of this user on this machine with the same ID are one holder."
+    parser.option("--holder", about, metavar="ID")
+    about = (
+        "The file of the ticket, for steps that share it. It is a secret: who can read it holds the lock. Or - for "
+        "standard output of hold, and standard input of the others."
+    )
+    parser.option("--ticket", about, metavar="FILE")
+    parser.flag("--json", "Print one object of JSON. Times are in seconds.")
+    parser.flag("--quiet", "Print nothing about the lock. The exit code says it.")
+    return parser
+
+
+def _detached(given: Namespace, words: Sequence[str]) -> DetachedLock:
+    from fencing_sdk.cli.detached import DetachedLock
+
+    return DetachedLock(
+        name=next(iter(words), None),
+        ticket=given.ticket,
+        holder=given.holder,
+        where=given.where,
+        as_json=given.json,
+        quiet=given.quiet,
+    )
 
 
 def init(arguments: Sequence[str]) -> int:
@@ -273,6 +371,9 @@ def demo(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
+    "hold": hold,
+    "renew": renew,
+    "release": release,
     "init": init,
     "doctor": doctor,
     "ls": ls,

@@ -205,11 +205,37 @@ class StoreOptions:
         """Return the store that is named, or else the file in which this user keeps locks on this machine."""
         if found := self.named():
             return found
-        state = Path(os.environ.get("XDG_STATE_HOME", ""))
-        folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "fencing"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        url = f"sqlite:///{quote(os.fsencode(folder / 'locks.db'))}"
+        url = f"sqlite:///{quote(os.fsencode(state_folder() / 'locks.db'))}"
         return ChosenStore(url, {ENV_URL: url}, named=False)
+
+    def found(self) -> ChosenStore | None:
+        """
+        Return the store for a command that other processes see, after a warning if it was not named.
+
+        None, after a message, if there is no folder for one.
+
+        Raises:
+            ConfigurationError: it is in memory.
+        """
+        try:
+            store = self.store()
+        except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+            say(f"no folder for the locks ({error}); set {ENV_URL} or XDG_STATE_HOME")
+            return None
+        if store.url.startswith("memory:"):
+            msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
+            raise ConfigurationError(msg)
+        if store.warning:
+            say(store.warning)
+        return store
+
+
+def state_folder() -> Path:
+    """Return the folder in which this user keeps locks and tickets on this machine, which is made if it is missing."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "fencing"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def _in_file(path: Path, url: str) -> ChosenStore:

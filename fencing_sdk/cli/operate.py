@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from fencing_sdk._arguments import check_reason
-from fencing_sdk._client import LockClient
+from fencing_sdk._client import LockClient, enter
 from fencing_sdk._connect import connect
 from fencing_sdk._values.claim import UNKNOWN, Holder, Waiting
 from fencing_sdk._values.reports import read_facts
 from fencing_sdk._values.token import ENV_URL, check_token
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
-from fencing_sdk.cli._options import StoreOptions
+from fencing_sdk.cli._options import ChosenStore, StoreOptions
 from fencing_sdk.cli._streams import Exit, console, say, write_out
 from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
@@ -51,28 +51,26 @@ _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
 
-def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> int:
-    """Open a client on the store that is named, or the default one, do *work* and return the exit code."""
-    try:
-        store = where.store()
-    except (OSError, RuntimeError) as error:
-        say(f"no folder for the locks ({error}); set {ENV_URL} or XDG_STATE_HOME")
-        return Exit.UNAVAILABLE
-    if store.url.startswith("memory:"):
-        msg = "memory:// locks are known only inside their process; use a sqlite:// URL, a server, or no URL"
-        raise ConfigurationError(msg)
-    if store.warning:
-        say(store.warning)
+def ask(
+    store: ChosenStore, work: Callable[[LockClient], Awaitable[int]], *, namespace: str = "", wait: float = 0.0
+) -> int:
+    """Open a client on *store*, *wait* for one that is away, do *work* and return the exit code."""
 
-    async def looking() -> int:
-        async with connect(store.url, observers=()) as locks:
+    async def asking() -> int:
+        async with aclosing(connect(store.url, namespace=namespace, open_wait=wait)) as locks:
+            await enter(locks, lazily=True)
             return await work(locks)
 
     try:
-        return asyncio.run(looking())
+        return asyncio.run(asking())
     except (BackendError, UnsupportedError) as error:
         say(str(error))
         return Exit.UNAVAILABLE
+
+
+def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> int:
+    store = where.found()
+    return Exit.UNAVAILABLE if store is None else ask(store, work)
 
 
 def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) -> int:
@@ -83,7 +81,7 @@ def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) 
 
     async def lines(locks: LockClient) -> int:
         async for holder in locks.all_holders(pattern):
-            write_out(json.dumps(_as_fields(holder)) + "\n")
+            write_out(json.dumps(as_fields(holder)) + "\n")
         return 0
 
     async def table(locks: LockClient) -> int:
@@ -108,13 +106,13 @@ def _print_table(rows: Sequence[Holder]) -> None:
     """Fit the table into a terminal. In a pipe each holder has one line, with the whole name: ``fencing ls | grep``."""
     cells = [
         (
-            _readable(row.name) + ("" if row.mode.word == "lock" else f" ({_mode_of(row)})"),
+            readable(row.name) + ("" if row.mode.word == "lock" else f" ({_mode_of(row)})"),
             row.id,
             str(row.token),
-            _span(row.held_for),
-            _span(row.remaining),
+            span(row.held_for),
+            span(row.remaining),
             "-" if row.waiters is None else str(row.waiters),
-            _readable(read_facts(row).summary),
+            readable(read_facts(row).summary),
         )
         for row in rows
     ]
@@ -144,14 +142,14 @@ def show_lock(name: str, *, where: StoreOptions, as_json: bool) -> int:
         holders = await locks.holders(name)
         line = await _line(locks, name)
         if as_json:
-            waiting = None if line is None else [_as_fields(waiter) for waiter in line]
-            held = [_as_fields(holder) for holder in holders]
+            waiting = None if line is None else [as_fields(waiter) for waiter in line]
+            held = [as_fields(holder) for holder in holders]
             write_out(json.dumps({"name": name, "holders": held, "waiting": waiting}) + "\n")
             return 0
         from rich.text import Text
 
         output = console()
-        output.print(Text(_readable(name), style="bold"))
+        output.print(Text(readable(name), style="bold"))
         if not holders:
             output.print("  free")
         for holder in holders:
@@ -227,10 +225,11 @@ def _confirmed(victim: Holder, line: Sequence[Waiting] | None, reason: str) -> b
     from rich.text import Text
 
     output = console()
-    output.print(Text(_readable(victim.name), style="bold"))
+    output.print(Text(readable(victim.name), style="bold"))
     output.print(_facts_of(victim))
     output.print()
-    if not read_facts(victim).kept_until:
+    said = read_facts(victim)
+    if not said.kept_until and not said.detached_until:
         ending = "taken over" if victim.id == UNKNOWN else f"revoked: {reason}"
         output.print(Text(f"The holder's work is cancelled with: {ending}"))
     output.print("Guards refuse its token as soon as a later holder has written.")
@@ -309,12 +308,12 @@ def _found(backend: SupportsInit) -> int:
 # Holders and waiters as text.
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
     """*text* as it is, or escaped if it could move a terminal's cursor: names and labels come from others."""
     return text if text.isprintable() else shown(text)
 
 
-def _span(seconds: float | None) -> str:
+def span(seconds: float | None) -> str:
     """Seconds as people say them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``, ``3d04h``; a dash for what is not known."""
     if seconds is None:
         return "-"
@@ -337,7 +336,7 @@ def _mode_of(one: Holder | Waiting) -> str:
     return one.mode.word if permit is None else f"{one.mode.word} {permit}"
 
 
-def _as_fields(one: Holder | Waiting) -> dict[str, object]:
+def as_fields(one: Holder | Waiting) -> dict[str, object]:
     """The fields for JSON, with times in seconds."""
     if isinstance(one, Waiting):
         return {
@@ -346,6 +345,7 @@ def _as_fields(one: Holder | Waiting) -> dict[str, object]:
             "waiting_for": one.waiting_for,
             "label": one.label,
         }
+    said = read_facts(one)
     return {
         "name": one.name,
         "token": one.token,
@@ -356,7 +356,8 @@ def _as_fields(one: Holder | Waiting) -> dict[str, object]:
         "held_for": one.held_for,
         "waiters": one.waiters,
         "label": one.label,
-        "kept_until": read_facts(one).kept_until,
+        "kept_until": said.kept_until,
+        "detached_until": said.detached_until,
     }
 
 
@@ -385,12 +386,12 @@ def _facts_of(holder: Holder) -> Table:
     facts.add_row("held as", _mode_of(holder))
     facts.add_row("holder", holder.id)
     facts.add_row("token", str(holder.token))
-    facts.add_row("held for", _span(holder.held_for))
+    facts.add_row("held for", span(holder.held_for))
     said = read_facts(holder)
-    facts.add_row("time left", _span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
+    facts.add_row("time left", span(holder.remaining) + ("" if said.kept_until else " without a renewal"))
     if said.state:
         facts.add_row("state", said.state)
-    facts.add_row("label", Text(said.who or _readable(said.text or "-")))
+    facts.add_row("label", Text(said.who or readable(said.text or "-")))
     return facts
 
 
@@ -402,6 +403,6 @@ def _queue_of(line: Sequence[Waiting]) -> Table:
     queue.add_column(style="dim", no_wrap=True)
     queue.add_column(overflow="fold")
     for place, waiter in enumerate(line, start=1):
-        about = f"{waiter.id}  {_mode_of(waiter)}  for {_span(waiter.waiting_for)}"
-        queue.add_row(f"waiter {place}", Text(f"{about}  {_readable(read_facts(waiter).summary)}".rstrip()))
+        about = f"{waiter.id}  {_mode_of(waiter)}  for {span(waiter.waiting_for)}"
+        queue.add_row(f"waiter {place}", Text(f"{about}  {readable(read_facts(waiter).summary)}".rstrip()))
     return queue

@@ -2,8 +2,10 @@
 ``fencing run``: a command under a lock, for cron and the shell.
 
     command ends                       its exit code, or 128 + n after signal n
-    lock taken                         75, nothing was run
+    lock taken, or the ticket in use   75, nothing was run
     lease lost                         the command and what it started are stopped, 76
+    the ticket stands for nothing      76, nothing was run
+    the ticket cannot be written       74
     store unavailable                  69, nothing was run
     bad usage                          2
 """
@@ -15,7 +17,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -25,8 +27,9 @@ from fencing_sdk._arguments import LockOptions
 from fencing_sdk._client import LockClient, enter
 from fencing_sdk._connect import connect
 from fencing_sdk._lease import Lease, PermitLease, state_of
+from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._lock import Lock
-from fencing_sdk._values.claim import Holder
+from fencing_sdk._values.claim import Holder, new_owner
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.drivers import check_python
 from fencing_sdk._values.reports import NOTHING_KNOWN, facts_about_command, harmless, read_facts, say_kept
@@ -48,6 +51,7 @@ from fencing_sdk.cli._child import SEEN, TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
 from fencing_sdk.cli._options import ChosenStore, StoreOptions
 from fencing_sdk.cli._streams import Exit, say
+from fencing_sdk.cli._ticket_file import TicketBusyError, TicketFile, TicketUnwrittenError
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -55,6 +59,7 @@ from fencing_sdk.errors import (
     LeaseLostError,
     LockHeldError,
     LossReason,
+    TicketRefusedError,
     UnsupportedError,
     shown,
 )
@@ -90,6 +95,8 @@ class CommandRun:
     """True if the command may know the store of its lock."""
     quiet: bool = False
     verbose: bool = False
+    ticket: str | None = None
+    """The file of a ticket whose lease the command goes on with, and is detached to at the end."""
 
     @property
     def program(self) -> str:
@@ -97,12 +104,21 @@ class CommandRun:
         return harmless(PurePath(self.command[0]).name or self.command[0])
 
     def lock(self, locks: LockClient, name: str, options: LockOptions) -> Lock:
-        """Describe the lock that is held while the command runs."""
+        """Describe the lock that is held while the command runs, if it does not come from a ticket."""
         if self.permits is not None:
             return locks.semaphore(name, permits=self.permits, **options)
         if self.shared:
             return locks.rwlock(name, **options).reader
         return locks.rwlock(name, **options).writer if self.exclusive else locks.lock(name, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedTicket:
+    """The ticket that a command goes on with, and its heir: the one that the file gets when the command has ended."""
+
+    file: TicketFile
+    ticket: LeaseTicket
+    heir: LeaseTicket
 
 
 def run_job(job: CommandRun, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
@@ -111,33 +127,60 @@ def run_job(job: CommandRun, lock_name: str, *, where: StoreOptions, **options: 
 
     Without a ``label`` among the *options*, others see where the job runs and since when.
     """
-    try:
-        store = where.store()
-    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
-        say(f"no folder for the locks ({error}); nothing was run, set {ENV_URL} or XDG_STATE_HOME")
+    store = where.found()
+    if store is None:
         return Exit.UNAVAILABLE
-    if store.warning:
-        say(store.warning)
     label = options.get("label")
     if label is None:
         label = facts_about_command(job.program)
     if job.at_least:
         label = say_kept(label, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
     options["label"] = label
+    if job.ticket is not None:
+        return _run_by_ticket(job, job.ticket, store, options)
     return asyncio.run(supervise(job, lock_name, store=store, **options))
 
 
-async def supervise(job: CommandRun, lock_name: str, *, store: ChosenStore, **options: Unpack[LockOptions]) -> int:
-    """Run *job* under the lock and return the exit code."""
-    check_python("fencing run")
-    if store.url.startswith("memory:"):
-        msg = "memory:// locks work only inside one process; use a sqlite:// URL, a server, or no URL"
-        raise ConfigurationError(msg)
-    locks = connect(store.url, open_wait=options.get("wait") or 0)
-    metrics = None if job.metrics_file is None else MetricsFile(job.metrics_file, lock_name)
-    watch = Supervision(job, store, metrics)
+def _run_by_ticket(job: CommandRun, file_name: str, store: ChosenStore, options: LockOptions) -> int:
+    """Run *job* under the lease of the ticket in the file, which no other command uses meanwhile."""
+    file = TicketFile(file_name)
     try:
-        lock = job.lock(locks, lock_name, options)
+        with file.alone():
+            ticket = file.read()
+            if ticket is None:
+                say(f"there is no ticket in {shown(file_name)}, nothing was run")
+                return Exit.LOST
+            passed = PassedTicket(file, ticket, replace(ticket, owner=new_owner(), token=None, until=0.0))
+            file.draft(passed.heir)  # now: at the end, the disk may be full
+            return asyncio.run(supervise(job, ticket.name, store=store, passed=passed, **options))
+    except TicketBusyError as error:
+        say(f"{error}; nothing was run")
+        return Exit.TAKEN
+    except TicketUnwrittenError as error:
+        say(f"{error}; nothing was run")
+        return Exit.OUTPUT
+
+
+async def supervise(
+    job: CommandRun,
+    lock_name: str,
+    *,
+    store: ChosenStore,
+    passed: PassedTicket | None = None,
+    **options: Unpack[LockOptions],
+) -> int:
+    """Run *job* under the lock, or the lease of a ticket that was *passed*, and return the exit code."""
+    check_python("fencing run")
+    wait, namespace = options.get("wait") or 0, "" if passed is None else passed.ticket.namespace
+    locks = connect(store.url, namespace=namespace, open_wait=wait)
+    metrics = None if job.metrics_file is None else MetricsFile(job.metrics_file, lock_name)
+    watch = Supervision(job, store, metrics, passed)
+    try:
+        if passed is None:
+            lock = job.lock(locks, lock_name, options)
+        else:
+            options.pop("wait", None)
+            lock = locks.resume(passed.ticket, **options)
     except UnsupportedError as error:
         say(f"{error}; nothing was run")
         return Exit.UNAVAILABLE
@@ -154,6 +197,9 @@ async def _outcome(watch: Supervision, locks: LockClient, lock: Lock, *, quiet: 
             await _check_around(locks, lock.name)
             try:
                 await watch.run(lock)
+            except TicketRefusedError as error:
+                say(f"{error}; nothing was run")
+                return Result.SKIP, Exit.LOST
             except AcquireError as error:
                 if not quiet:
                     say(_taken(error, lock, await _holder(locks, lock.name)))
@@ -203,8 +249,15 @@ def _taken(error: AcquireError, lock: Lock, holder: Holder | None) -> str:
 class Supervision:
     """One command, from the wait for its lock to its end."""
 
-    def __init__(self, job: CommandRun, store: ChosenStore, metrics: MetricsFile | None = None) -> None:
+    def __init__(
+        self,
+        job: CommandRun,
+        store: ChosenStore,
+        metrics: MetricsFile | None = None,
+        passed: PassedTicket | None = None,
+    ) -> None:
         self._job = job
+        self._passed = passed
         self._store = store
         self._metrics = metrics
         self.began = self.ended = 0.0
@@ -229,6 +282,20 @@ class Supervision:
                 if not self._waiting.cancel_called:
                     await self._run_under(lease)
                     await self._keep(lease)
+                if self._passed is not None:
+                    await self._detach(lease, self._passed)
+
+    async def _detach(self, lease: Lease, passed: PassedTicket) -> None:
+        """Leave the lock to the heir, which gets into the file before the store is asked to keep the lock for it."""
+        try:
+            passed.file.publish()
+            ticket = await state_of(lease).keeper.detach(state_of(lease), passed.heir.ttl, passed.heir)
+        except (TicketUnwrittenError, BackendError) as error:
+            say(f"{error}; the command had ended, and the lock is given back")
+            self.code = Exit.OUTPUT if isinstance(error, TicketUnwrittenError) else Exit.LOST
+            return
+        with contextlib.suppress(TicketUnwrittenError):  # the one that is there has the same owner
+            passed.file.write(ticket)
 
     async def _keep(self, lease: Lease) -> None:
         """Leave the lock to the store, for as long as it has to stay taken after such an end of the command."""

@@ -179,7 +179,7 @@ async def test_break_with_a_token_hits_no_other_holder(fencing: Fencing, locks: 
         (["ls", "--limit", "-1"], "--limit must be"),
         (["ls", ""], "pattern must not be empty"),
         (["show", ""], "name must not be empty"),
-        (["ls", "--url", "memory://"], "known only inside their process"),
+        (["ls", "--url", "memory://"], "work only inside one process"),
     ],
 )
 def test_what_cannot_work_is_wrong_usage(fencing: Fencing, arguments: list[str], problem: str):

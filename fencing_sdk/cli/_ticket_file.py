@@ -1,0 +1,148 @@
+"""
+The file of a ticket: its user alone may read it, one command at a time uses it, and a killed command leaves it whole.
+
+A command writes the ticket before it asks the store for what the ticket stands for. So the next command finds out what
+became of a request whose answer was not heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fencing_sdk._lease_ticket import PREFIX, LeaseTicket
+from fencing_sdk.cli._streams import say
+from fencing_sdk.errors import ConfigurationError, shown
+
+_BUSY = 5.0
+"""Seconds to wait for another command that uses the ticket: most need less than one."""
+_POLL = 0.02
+
+
+class TicketBusyError(Exception):
+    """Another command uses the ticket."""
+
+
+class TicketUnwrittenError(Exception):
+    """The file cannot be written. It is as it was before."""
+
+
+class TicketFile:
+    """
+    A file with one ticket, which need not exist yet.
+
+    Raises:
+        ConfigurationError: *name* is a ticket and not a file, or no regular file.
+    """
+
+    def __init__(self, name: str) -> None:
+        if PREFIX in name:
+            msg = "--ticket takes the name of a file, not a ticket: the process list shows it to every user"
+            raise ConfigurationError(msg)
+        self.path = Path(name)
+        if self.path.exists() and not self.path.is_file():
+            msg = f"--ticket {shown(name)} is not a regular file"
+            raise ConfigurationError(msg)
+        self._draft = self.path.with_name(f".{self.path.name}.draft")
+        self._door = self.path.with_name(f"{self.path.name}.lock")
+
+    @contextlib.contextmanager
+    def alone(self, wait: float | None = 0.0) -> Iterator[None]:
+        """
+        Keep other commands from the ticket, after a *wait* for one that uses it: a moment at least, None for ever.
+
+        Raises:
+            TicketBusyError: it still uses the ticket.
+            TicketUnwrittenError: no file can be made beside the ticket.
+        """
+        end = None if wait is None else time.monotonic() + max(wait, _BUSY)
+        while (door := self._enter()) is None:
+            if end is not None and time.monotonic() > end:
+                msg = f"another fencing command uses the ticket in {shown(str(self.path))}"
+                raise TicketBusyError(msg)
+            time.sleep(_POLL)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self._draft.unlink(missing_ok=True)
+                if not self.path.exists():
+                    self._door.unlink()
+            os.close(door)
+
+    def _enter(self) -> int | None:
+        try:
+            door = os.open(self._door, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self._unwritten(error) from error
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(door), self._door.stat()):  # else it was removed meanwhile, with its ticket
+                return door
+        os.close(door)
+        return None
+
+    def read(self) -> LeaseTicket | None:
+        """
+        Return the ticket, or None if there is no file. Print a warning if other users may read it.
+
+        Raises:
+            ConfigurationError: it cannot be read, or has no ticket. No part of it is repeated.
+        """
+        where = f"the ticket in {shown(str(self.path))}"
+        try:
+            with self.path.open("rb") as file:
+                mode, content = os.fstat(file.fileno()).st_mode, file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            msg = f"{where} cannot be read: {error.strerror}"
+            raise ConfigurationError(msg) from error
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            say(f"{where} is a secret that other users may read; run: chmod 600 FILE")
+        try:
+            return LeaseTicket.load(content.decode("ascii", "replace"))
+        except ConfigurationError as error:
+            msg = f"{where} cannot be used: {error}. To take the lock anew, remove the file"
+            raise ConfigurationError(msg) from None
+
+    def write(self, ticket: LeaseTicket) -> None:
+        """
+        Replace the file by *ticket*, durably and as a whole.
+
+        Raises:
+            TicketUnwrittenError: a disk is full, or the folder takes no file.
+        """
+        self.draft(ticket)
+        self.publish()
+
+    def draft(self, ticket: LeaseTicket) -> None:
+        """Write *ticket* beside the file, durably. Raises `TicketUnwrittenError`."""
+        try:
+            self._draft.unlink(missing_ok=True)  # left behind by a command that was killed
+            with os.fdopen(os.open(self._draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(f"{ticket.dump()}\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def publish(self) -> None:
+        """Replace the file by the draft, which takes no space on a disk. Raises `TicketUnwrittenError`."""
+        try:
+            self._draft.replace(self.path)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def forget(self) -> None:
+        """Remove the ticket, which stands for nothing any more."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _unwritten(self, error: OSError) -> TicketUnwrittenError:
+        return TicketUnwrittenError(f"the ticket cannot be written to {shown(str(self.path))}: {error.strerror}")
