@@ -7,7 +7,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -205,12 +205,12 @@ def hold(arguments: Sequence[str]) -> int:
     74 the ticket cannot be written, 2 wrong usage.
     """
     words = {"LOCK": "The work that only one may do at a time, such as deploy."}
-    parser = _for_tickets(hold, "hold LOCK (--holder ID | --ticket FILE) [OPTIONS]", words)
+    parser = Arguments(hold, "hold LOCK (--holder ID | --ticket FILE) [OPTIONS]", words)
     parser.duration("--ttl", "The time for which it stays taken without a renewal. Default: 10m.", 600.0)
     parser.duration("--wait", "How long to wait for another holder. Or: forever. Default: 0s.", 0.0, forever=True)
     parser.option("--label", "What others see. Default: the holder or the ticket, and the host.")
-    given, words_given = parser.read(arguments, least=1, most=1)
-    return _detached(given, words_given).hold(ttl=given.ttl, wait=given.wait, label=given.label)
+    given, lock = _by_ticket(parser, arguments, least=1)
+    return lock.hold(ttl=given.ttl, wait=given.wait, label=given.label)
 
 
 def renew(arguments: Sequence[str]) -> int:
@@ -220,10 +220,10 @@ def renew(arguments: Sequence[str]) -> int:
     is held until the deadline that was printed last, 75 another command uses the
     ticket, 2 wrong usage.
     """
-    parser = _for_tickets(renew, "renew [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD)
+    parser = Arguments(renew, "renew [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD)
     parser.duration("--ttl", "The time for which it stays taken from now on. Default: as before.")
-    given, words = parser.read(arguments, most=1)
-    return _detached(given, words).renew(ttl=given.ttl)
+    given, lock = _by_ticket(parser, arguments)
+    return lock.renew(ttl=given.ttl)
 
 
 def release(arguments: Sequence[str]) -> int:
@@ -233,17 +233,17 @@ def release(arguments: Sequence[str]) -> int:
     and the lock is free after its deadline, 75 another command uses the ticket, 2
     wrong usage.
     """
-    given, words = _for_tickets(release, "release [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD).read(
-        arguments, most=1
-    )
-    return _detached(given, words).release()
+    parser = Arguments(release, "release [LOCK] (--holder ID | --ticket FILE) [OPTIONS]", _HELD)
+    return _by_ticket(parser, arguments)[1].release()
 
 
 _HELD = {"LOCK": "Its name. With --ticket it may be left out."}
 
 
-def _for_tickets(command: Callable[[Sequence[str]], int], usage: str, words: Mapping[str, str]) -> Arguments:
-    parser = Arguments(command, usage, words)
+def _by_ticket(parser: Arguments, arguments: Sequence[str], *, least: int = 0) -> tuple[Namespace, DetachedLock]:
+    """Read *arguments*, of which these are common to the three commands."""
+    from fencing_sdk.cli.detached import DetachedLock
+
     parser.store()
     about = "Who holds the lock. Commands of this user on this machine with the same ID are one holder."
     parser.option("--holder", about, metavar="ID")
@@ -254,20 +254,9 @@ def _for_tickets(command: Callable[[Sequence[str]], int], usage: str, words: Map
     parser.option("--ticket", about, metavar="FILE")
     parser.flag("--json", "Print one object of JSON. Times are in seconds.")
     parser.flag("--quiet", "Print nothing about the lock. The exit code says it.")
-    return parser
-
-
-def _detached(given: Namespace, words: Sequence[str]) -> DetachedLock:
-    from fencing_sdk.cli.detached import DetachedLock
-
-    return DetachedLock(
-        name=next(iter(words), None),
-        ticket=given.ticket,
-        holder=given.holder,
-        where=given.where,
-        as_json=given.json,
-        quiet=given.quiet,
-    )
+    given, words = parser.read(arguments, least=least, most=1)
+    place = {"ticket": given.ticket, "holder": given.holder, "where": given.where}
+    return given, DetachedLock(next(iter(words), None), **place, as_json=given.json, quiet=given.quiet)
 
 
 def init(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fencing_sdk._lease_ticket import PREFIX, LeaseTicket
-from fencing_sdk.cli._streams import say
+from fencing_sdk.cli._streams import Exit, say
 from fencing_sdk.errors import ConfigurationError, shown
 
 _BUSY = 5.0
@@ -24,12 +24,13 @@ _BUSY = 5.0
 _POLL = 0.02
 
 
-class TicketBusyError(Exception):
-    """Another command uses the ticket."""
+class TicketFileError(Exception):
+    """Another command uses the ticket, or its file cannot be written and is as it was before."""
 
-
-class TicketUnwrittenError(Exception):
-    """The file cannot be written. It is as it was before."""
+    def __init__(self, problem: str, code: Exit) -> None:
+        super().__init__(problem)
+        self.code = code
+        """The exit code of a command that has to end because of it."""
 
 
 class TicketFile:
@@ -57,14 +58,13 @@ class TicketFile:
         Keep other commands from the ticket, after a *wait* for one that uses it: a moment at least, None for ever.
 
         Raises:
-            TicketBusyError: it still uses the ticket.
-            TicketUnwrittenError: no file can be made beside the ticket.
+            TicketFileError: it still uses the ticket, or no file can be made beside it.
         """
         end = None if wait is None else time.monotonic() + max(wait, _BUSY)
         while (door := self._enter()) is None:
             if end is not None and time.monotonic() > end:
                 msg = f"another fencing command uses the ticket in {shown(str(self.path))}"
-                raise TicketBusyError(msg)
+                raise TicketFileError(msg, Exit.TAKEN)
             time.sleep(_POLL)
         try:
             yield
@@ -112,17 +112,12 @@ class TicketFile:
             raise ConfigurationError(msg) from None
 
     def write(self, ticket: LeaseTicket) -> None:
-        """
-        Replace the file by *ticket*, durably and as a whole.
-
-        Raises:
-            TicketUnwrittenError: a disk is full, or the folder takes no file.
-        """
+        """Replace the file by *ticket*, durably and as a whole. Raises `TicketFileError`."""
         self.draft(ticket)
         self.publish()
 
     def draft(self, ticket: LeaseTicket) -> None:
-        """Write *ticket* beside the file, durably. Raises `TicketUnwrittenError`."""
+        """Write *ticket* beside the file, durably. Raises `TicketFileError`."""
         try:
             self._draft.unlink(missing_ok=True)  # left behind by a command that was killed
             with os.fdopen(os.open(self._draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -133,7 +128,7 @@ class TicketFile:
             raise self._unwritten(error) from error
 
     def publish(self) -> None:
-        """Replace the file by the draft, which takes no space on a disk. Raises `TicketUnwrittenError`."""
+        """Replace the file by the draft, which takes no space on a disk. Raises `TicketFileError`."""
         try:
             self._draft.replace(self.path)
         except OSError as error:
@@ -144,5 +139,6 @@ class TicketFile:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    def _unwritten(self, error: OSError) -> TicketUnwrittenError:
-        return TicketUnwrittenError(f"the ticket cannot be written to {shown(str(self.path))}: {error.strerror}")
+    def _unwritten(self, error: OSError) -> TicketFileError:
+        problem = f"the ticket cannot be written to {shown(str(self.path))}: {error.strerror}"
+        return TicketFileError(problem, Exit.OUTPUT)

@@ -28,10 +28,11 @@ from fencing_sdk._lease_ticket import LeaseTicket
 from fencing_sdk._values.claim import Holder, check_name, in_namespace
 from fencing_sdk._values.clock import wall_seconds
 from fencing_sdk._values.reports import harmless, read_facts
+from fencing_sdk._values.timing import patience
 from fencing_sdk._values.token import ENV_DEADLINE, ENV_HOLDER, ENV_TOKEN
 from fencing_sdk.cli._options import ChosenStore, StoreOptions, state_folder
 from fencing_sdk.cli._streams import Exit, say, write_out
-from fencing_sdk.cli._ticket_file import TicketBusyError, TicketFile, TicketUnwrittenError
+from fencing_sdk.cli._ticket_file import TicketFile, TicketFileError
 from fencing_sdk.cli.operate import as_fields, ask, readable, span
 from fencing_sdk.errors import AcquireError, BackendError, ConfigurationError, TicketRefusedError, shown
 
@@ -39,7 +40,7 @@ _STREAM = "-"
 _Work = Callable[[LockClient, LeaseTicket | None], Awaitable[int]]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class DetachedLock:
     """One lock, and the place of its ticket: a file, a standard stream, or a file of this user for each holder."""
 
@@ -64,6 +65,7 @@ class DetachedLock:
 
     def hold(self, *, ttl: float, wait: float | None, label: str | None) -> int:
         """Take the lock, or renew it if the ticket holds it, and return the exit code."""
+        patience(wait)  # before the ticket is there
         if self.ticket == _STREAM and self.as_json:
             msg = "--ticket - prints the ticket and nothing else; leave --json out"
             raise ConfigurationError(msg)
@@ -131,10 +133,8 @@ class DetachedLock:
                     return self._not_held(without, "there is no ticket, so nothing is held")
                 namespace = "" if known is None else known.namespace
                 return ask(store, lambda locks: work(locks, known), namespace=namespace, wait=wait or 0.0)
-        except TicketBusyError as error:
-            return self._not_held(Exit.TAKEN, str(error))
-        except TicketUnwrittenError as error:
-            return self._not_held(Exit.OUTPUT, f"{error}; nothing was taken")
+        except TicketFileError as error:
+            return self._not_held(error.code, f"{error}; nothing was done")
 
     def _place(self, store: ChosenStore) -> TicketFile | None:
         if self.ticket is not None:
@@ -169,7 +169,7 @@ class DetachedLock:
         if self._file is not None:
             try:
                 self._file.write(ticket)
-            except TicketUnwrittenError as error:  # what stands there has the same owner
+            except TicketFileError as error:  # what stands there has the same owner
                 say(f"{error}; the ticket that is there stays good")
         if self._file is None and taken:
             write_out(f"{ticket.dump()}\n")

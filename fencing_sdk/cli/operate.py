@@ -34,7 +34,7 @@ from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
 from fencing_sdk.cli._options import ChosenStore, StoreOptions
 from fencing_sdk.cli._streams import Exit, console, say, write_out
-from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
+from fencing_sdk.errors import BackendError, ConfigurationError, LeaseLostError, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +63,7 @@ def ask(
 
     try:
         return asyncio.run(asking())
-    except (BackendError, UnsupportedError) as error:
+    except (BackendError, UnsupportedError, LeaseLostError) as error:
         say(str(error))
         return Exit.UNAVAILABLE
 

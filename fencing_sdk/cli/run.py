@@ -51,7 +51,7 @@ from fencing_sdk.cli._child import SEEN, TO_THE_COMMAND, TO_THE_GROUP, Child
 from fencing_sdk.cli._metrics_file import MetricsFile, Result
 from fencing_sdk.cli._options import ChosenStore, StoreOptions
 from fencing_sdk.cli._streams import Exit, say
-from fencing_sdk.cli._ticket_file import TicketBusyError, TicketFile, TicketUnwrittenError
+from fencing_sdk.cli._ticket_file import TicketFile, TicketFileError
 from fencing_sdk.errors import (
     AcquireError,
     BackendError,
@@ -148,17 +148,13 @@ def _run_by_ticket(job: CommandRun, file_name: str, store: ChosenStore, options:
         with file.alone():
             ticket = file.read()
             if ticket is None:
-                say(f"there is no ticket in {shown(file_name)}, nothing was run")
-                return Exit.LOST
+                raise TicketFileError(f"there is no ticket in {shown(file_name)}", Exit.LOST)
             passed = PassedTicket(file, ticket, replace(ticket, owner=new_owner(), token=None, until=0.0))
             file.draft(passed.heir)  # now: at the end, the disk may be full
             return asyncio.run(supervise(job, ticket.name, store=store, passed=passed, **options))
-    except TicketBusyError as error:
+    except TicketFileError as error:
         say(f"{error}; nothing was run")
-        return Exit.TAKEN
-    except TicketUnwrittenError as error:
-        say(f"{error}; nothing was run")
-        return Exit.OUTPUT
+        return error.code
 
 
 async def supervise(
@@ -290,11 +286,11 @@ class Supervision:
         try:
             passed.file.publish()
             ticket = await state_of(lease).keeper.detach(state_of(lease), passed.heir.ttl, passed.heir)
-        except (TicketUnwrittenError, BackendError) as error:
+        except (TicketFileError, BackendError) as error:
             say(f"{error}; the command had ended, and the lock is given back")
-            self.code = Exit.OUTPUT if isinstance(error, TicketUnwrittenError) else Exit.LOST
+            self.code = error.code if isinstance(error, TicketFileError) else Exit.LOST
             return
-        with contextlib.suppress(TicketUnwrittenError):  # the one that is there has the same owner
+        with contextlib.suppress(TicketFileError):  # the one that is there has the same owner
             passed.file.write(ticket)
 
     async def _keep(self, lease: Lease) -> None:

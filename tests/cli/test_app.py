@@ -185,7 +185,11 @@ print(code, sorted(name for name in sys.modules if name.startswith(("fencing_sdk
 """
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["run", "job", "--", "true"]], ids=lambda given: given[0])
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["run", "job", "--", "true"], ["hold", "job", "--holder", "a", "--quiet"]],
+    ids=lambda given: given[0],
+)
 def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_stores_nor_rich(
     arguments: list[str], fencing: Fencing
 ):
@@ -221,13 +225,14 @@ def test_the_module_is_the_command(fencing: Fencing):
     assert all(command in shown.stdout for command in ("fencing", "run", "demo", "break"))
 
 
-@pytest.mark.parametrize("command", ["run", "init", "demo"])
+@pytest.mark.parametrize("command", ["run", "hold", "renew", "release", "init", "demo"])
 def test_every_command_is_on_the_page_with_every_option_and_has_no_other(
     command: str, capsys: pytest.CaptureFixture[str]
 ):
     page = (Path(__file__).parent.parent.parent / "docs" / "cli.md").read_text()
-    _, heading, rest = page.partition(f"\n## fencing {command}\n")
+    heading = re.search(rf"^## fencing .*\b{command}\b.*$", page, re.MULTILINE)
     assert heading
+    rest = page[heading.end() :]
     assert run_app([command, "--help"]) == 0
     shown = capsys.readouterr().out.partition("Parameters:")[2]
     options = set(re.findall(r"--[a-z-]+", shown)) - {"--"}

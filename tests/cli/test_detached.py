@@ -152,6 +152,7 @@ def test_a_store_that_does_not_answer_means_69_and_the_ticket_stays(fencing: Fen
         (["hold", "deploy", "--ticket", "/dev/null"], "--ticket '/dev/null' is not a regular file"),
         (["hold", "deploy", "--holder", "a", "--ttl", "2d"], "ttl must be at most 86400 s"),
         (["hold", "", "--holder", "a"], "name must not be empty"),
+        (["hold", "deploy", "--holder", "a", "--wait", "-1"], "wait must be at least 0 s"),
         (["hold", "deploy", "--ticket", "-", "--json"], "--ticket - prints the ticket and nothing else"),
         (["hold", "deploy", "--holder", "a", "--url", "memory://"], "only inside one process"),
         (["run", "deploy", "--ticket", "t", "--", "true"], "write: fencing run --ticket FILE -- COMMAND"),
@@ -493,7 +494,7 @@ class TestRedis(OnRedis, TicketSuite):
     def _fill_the_disk(self, fencing: Fencing) -> None:
         full = fencing("hold", *BY_FILE, **limited(20))
         assert (full.returncode, full.stdout) == (74, "")
-        assert full.stderr == "fencing: the ticket cannot be written to 't': File too large; nothing was taken\n"
+        assert full.stderr == "fencing: the ticket cannot be written to 't': File too large; nothing was done\n"
         assert (fencing("ls", "--json").stdout, list(fencing.folder.glob("*t"))) == ("", [])
 
         token = held(fencing, *BY_FILE)
@@ -519,5 +520,5 @@ class TestRedis(OnRedis, TicketSuite):
 def test_a_ticket_that_cannot_be_written_takes_no_lock(fencing: Fencing):
     done = fencing("hold", "deploy", "--ticket", "nowhere/t")
     assert (done.returncode, done.stdout) == (74, "")
-    assert "the ticket cannot be written to 'nowhere/t': No such file or directory; nothing was taken" in done.stderr
+    assert "the ticket cannot be written to 'nowhere/t': No such file or directory; nothing was done" in done.stderr
     assert fencing("ls", "--json").stdout == ""
