@@ -148,7 +148,8 @@ def _run_by_ticket(job: CommandRun, file_name: str, store: ChosenStore, options:
         with file.alone():
             ticket = file.read()
             if ticket is None:
-                raise TicketFileError(f"there is no ticket in {shown(file_name)}", Exit.LOST)
+                say(f"there is no ticket in {shown(file_name)}; nothing was run")
+                return Exit.LOST
             passed = PassedTicket(file, ticket, replace(ticket, owner=new_owner(), token=None, until=0.0))
             file.draft(passed.heir)  # now: at the end, the disk may be full
             return asyncio.run(supervise(job, ticket.name, store=store, passed=passed, **options))

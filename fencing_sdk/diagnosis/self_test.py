@@ -18,7 +18,7 @@ from fencing_sdk._values.claim import Busy, Claim, Gone, Place
 from fencing_sdk._values.clock import BootClock, wall_seconds
 from fencing_sdk._values.reports import Finding
 from fencing_sdk._values.tasks import move_on_after
-from fencing_sdk.abc import Backend, Guard, SupportsDiagnosis, SupportsOpen
+from fencing_sdk.abc import Backend, Guard, PassesOn, SupportsDiagnosis, SupportsOpen
 from fencing_sdk.diagnosis.checks import ERROR, WARNING
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError, StaleTokenError
 
@@ -131,6 +131,8 @@ class SelfTest:
             self._found("release", "a lock is held after its release", "the next holder waits for the ttl")
             return
         await self._take(three)
+        self._step = "detach"
+        await self._detach(three)
         self._step = "guard"
         await self._check_tokens()
 
@@ -185,6 +187,15 @@ class SelfTest:
         finally:
             if stop is not None:
                 stop()
+
+    async def _detach(self, claim: Claim) -> None:
+        """Pass the lock on to another owner, as a lease that is detached, where the store can."""
+        if isinstance(self.first, PassesOn):
+            place = await self.first.pass_on(claim, self._claim())
+            if isinstance(place, Place) and place.token is not None:
+                self._tokens.append(place.token)
+            else:
+                self._found("detach", "a lock that is held cannot change hands", "no lease can be detached or resumed")
 
     async def _check_tokens(self) -> None:
         shown = ", ".join(map(str, self._tokens))

@@ -122,6 +122,11 @@ class Failing(Telling):
         raise BackendUnavailableError("Failing", "renew", "the disk is full")
 
 
+class Sticking(Telling):
+    async def pass_on(self, claim, heir):
+        return Gone()
+
+
 class Fading(Telling):
     """Fails from the second renewal on."""
 
@@ -144,6 +149,7 @@ class Fading(Telling):
         (Taken, "self-test.acquire", ERROR),
         (Failing, "self-test.renew", ERROR),
         (Fading, "self-test.renew", ERROR),
+        (Sticking, "self-test.detach", ERROR),
     ],
 )
 async def test_a_store_that_breaks_its_contract_is_found(backend: type[Telling], check: str, severity):
