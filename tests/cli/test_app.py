@@ -178,10 +178,11 @@ def test_a_command_is_run_without_the_extra(fencing: Fencing):
 
 LOADED = """
 import sys
+LOOKED_FOR = "fencing_sdk.", "aiohttp", "argparse", "rich", "anyio._backends"
 sys.argv[1:] = {arguments}
 from fencing_sdk.cli import main
 code = main()
-print(code, sorted(name for name in sys.modules if name.startswith(("fencing_sdk.", "aiohttp", "argparse", "rich"))))
+print(code, sorted(name for name in sys.modules if name.startswith(LOOKED_FOR)))
 """
 
 
@@ -207,6 +208,7 @@ def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_
     rooms = {".".join(name.split(".")[1:3]) for name in modules if name.startswith("fencing_sdk.")}
     loaded = {room for room in rooms if room.split(".")[0] not in {"_engine", "_values", "abc", "cli"}}
     assert not {name for name in modules if name.split(".")[0] in {"aiohttp", "rich"}}
+    assert ("anyio._backends._asyncio" in modules) == (arguments[0] == "run"), "a scope, where a block follows"
     assert {room for room in loaded if room.startswith("backends.")} == {"backends._shared", "backends.sqlite"}
     assert not {room.split(".")[0] for room in loaded} & {
         *("diagnosis", "events", "guards", "integrations", "recipes", "sync", "testing", "_http", "_etcd", "_kahuna")

@@ -15,7 +15,7 @@ from fencing_sdk import Lease, LeaseLostError, LossReason, UsageError
 from fencing_sdk._engine.heartbeat import LeaseGroup
 from fencing_sdk._engine.lease_scope import paced_scope
 from fencing_sdk._lease_state import LeaseState
-from fencing_sdk._values.tasks import scope_class
+from fencing_sdk._values.tasks import SCOPES, scope_class
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.abc import Claim
 
@@ -366,6 +366,11 @@ def test_the_class_of_scopes_is_asyncios_although_another_library_asked_first(mo
         with pytest.raises(RuntimeError, match="no running event loop"):
             scope_class()
     assert issubclass(asyncio.run(ask()), anyio.CancelScope)
+
+
+async def test_the_module_of_scopes_has_the_name_by_which_a_client_that_closes_looks_for_it():
+    """Under another name, the closing would not be shielded from them."""
+    assert scope_class().__module__ == SCOPES
 
 
 # Forks, as seen from inside; the real thing is among the traps
