@@ -179,7 +179,7 @@ def test_a_ticket_in_an_argument_is_refused_and_never_shown(fencing: Fencing):
     assert fencing("run", "--ticket", secret, "--", "true").returncode == 2
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: "", lambda text: text[:40] + "x" + text[41:]])
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: "", lambda text: text[:60] + text[61:]])
 def test_a_ticket_that_was_cut_or_changed_is_refused_never_shown_and_left_as_it_is(fencing: Fencing, damage):
     held(fencing, *BY_FILE)
     damaged = damage(fencing.path("t").read_text().strip())
@@ -324,8 +324,7 @@ def test_a_hold_that_is_killed_at_random_moments_never_costs_a_wait(fencing: Fen
             process.kill()
         token = held(fencing, *BY_FILE)  # now, and not after its ten minutes
         with closing(sqlite3.connect(fencing.store)) as file:
-            assert [json.loads(line)["token"] for line in fencing("ls", "--json").stdout.splitlines()] == [token]
-            assert file.execute("SELECT count(*) FROM fencing_line").fetchone() == (1,)
+            assert file.execute("SELECT token FROM fencing_line").fetchall() == [(token,)], "one ticket, and ours"
         assert token >= last
         last = token
         if dice.random() < 0.5:
@@ -434,7 +433,7 @@ def test_a_run_that_was_killed_while_it_detaches_costs_its_own_ttl_at_most(fenci
 # Stores, and a full disk
 
 
-class TicketSuite:
+class StepsSuite:
     """Steps of one lease on each store."""
 
     passes_on = True
@@ -458,16 +457,16 @@ class TicketSuite:
         assert fencing("release", *BY_A).returncode == 0
 
 
-class TestSqlite(OnSqlite, TicketSuite): ...
+class TestSqlite(OnSqlite, StepsSuite): ...
 
 
-class TestPostgresql(OnPostgresql, TicketSuite): ...
+class TestPostgresql(OnPostgresql, StepsSuite): ...
 
 
-class TestMysql(OnMysql, TicketSuite): ...
+class TestMysql(OnMysql, StepsSuite): ...
 
 
-class TestEtcd(OnEtcd, TicketSuite):
+class TestEtcd(OnEtcd, StepsSuite):
     passes_on = False
 
 
@@ -485,7 +484,7 @@ def limited(size: int):
     return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))}
 
 
-class TestRedis(OnRedis, TicketSuite):
+class TestRedis(OnRedis, StepsSuite):
     async def test_a_full_disk_takes_no_lock_and_loses_none(self, fencing: Fencing, bench: StoreBench):
         """The store is a server: its disk is another one."""
         fencing.environment["FENCING_URL"] = bench.url
