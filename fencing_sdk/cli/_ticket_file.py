@@ -8,6 +8,7 @@ became of a request whose answer was not heard.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -46,7 +47,11 @@ class TicketFile:
             msg = "--ticket takes the name of a file, not a ticket: the process list shows it to every user"
             raise ConfigurationError(msg)
         self.path = Path(name)
-        if self.path.exists() and not self.path.is_file():
+        try:
+            regular = stat.S_ISREG(self.path.stat().st_mode)
+        except OSError as error:
+            regular = error.errno in {errno.ENOENT, errno.ENOTDIR}  # what is missing is made, or found to be impossible
+        if not regular:
             msg = f"--ticket {shown(name)} is not a regular file"
             raise ConfigurationError(msg)
         self._draft = self.path.with_name(f".{self.path.name}.draft")

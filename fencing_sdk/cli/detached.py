@@ -125,8 +125,8 @@ class DetachedLock:
         store = self.where.found()
         if store is None:
             return Exit.UNAVAILABLE
-        self._file = self._place(store)
         try:
+            self._file = self._place(store)
             with contextlib.nullcontext() if self._file is None else self._file.alone(wait):
                 known = self._read(only_from_file=without is None)
                 if known is None and without is not None:
@@ -143,15 +143,23 @@ class DetachedLock:
 
         relative = store.url.startswith("sqlite:///") and not store.url.startswith("sqlite:////")
         parts = (os.getcwd() if relative else "", store.url, self.name or "", self.holder or "")  # noqa: PTH109
-        folder = state_folder() / "tickets"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            folder = state_folder() / "tickets"
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+            msg = f"no folder for the tickets of holders ({error}); set XDG_STATE_HOME, or give --ticket FILE"
+            raise TicketFileError(msg, Exit.OUTPUT) from error
         return TicketFile(str(folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]))
 
     def _read(self, *, only_from_file: bool) -> LeaseTicket | None:
         if self._file is not None:
             known = self._file.read()
         else:
-            known = None if only_from_file or sys.stdin is None else LeaseTicket.load(sys.stdin.read())
+            known = (
+                None
+                if only_from_file or sys.stdin is None
+                else LeaseTicket.load(sys.stdin.buffer.read().decode("ascii", "replace"))
+            )
         if known is not None and self.name not in {None, in_namespace(known.namespace, known.name)}:
             msg = f"the ticket is one of lock {shown(known.name)}; another lock needs a ticket of its own"
             raise ConfigurationError(msg)
@@ -193,7 +201,7 @@ class DetachedLock:
                 "by": [as_fields(holder) for holder in by],
             }
             write_out(json.dumps(fields) + "\n")
-        elif problem and not self.quiet:
+        elif problem and (not self.quiet or code == Exit.OUTPUT):
             say(problem)
         return code
 

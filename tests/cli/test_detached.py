@@ -113,6 +113,9 @@ def test_a_ticket_passes_through_a_pipe(fencing: Fencing):
         for command, code in (("renew", 0), ("release", 0), ("renew", 76)):
             pipe.seek(0)
             assert fencing(command, "--ticket", "-", stdin=pipe).returncode == code
+    fencing.path("sent").write_bytes(b"\xff\x00")
+    with fencing.path("sent").open() as pipe:
+        assert fencing("renew", "--ticket", "-", stdin=pipe).returncode == 2
 
 
 def test_lists_say_that_nothing_runs(fencing: Fencing):
@@ -147,6 +150,7 @@ def test_a_store_that_does_not_answer_means_69_and_the_ticket_stays(fencing: Fen
         (["renew", "--holder", "a"], "say whose lock it is by LOCK --holder ID"),
         (["hold", "deploy", "--holder", ""], "--holder is empty; is the variable in it not set?"),
         (["hold", "deploy", "--ticket", ""], "--ticket '' is not a regular file"),
+        (["hold", "deploy", "--ticket", "x" * 300], "is not a regular file"),
         (["hold", "deploy", "--ticket", "/dev/null"], "--ticket '/dev/null' is not a regular file"),
         (["hold", "deploy", "--holder", "a", "--ttl", "2d"], "ttl must be at most 86400 s"),
         (["hold", "", "--holder", "a"], "name must not be empty"),
@@ -520,6 +524,10 @@ class TestRedis(OnRedis, StepsSuite):
 
 
 def test_a_ticket_that_cannot_be_written_takes_no_lock(fencing: Fencing):
+    fencing.state.write_text("in the way")
+    nowhere = fencing("hold", *BY_A, "--quiet")
+    assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (74, 1)
+    assert "set XDG_STATE_HOME, or give --ticket FILE; nothing was done" in nowhere.stderr
     done = fencing("hold", "deploy", "--ticket", "nowhere/t")
     assert (done.returncode, done.stdout) == (74, "")
     assert "the ticket cannot be written to 'nowhere/t': No such file or directory; nothing was done" in done.stderr
