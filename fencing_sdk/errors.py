@@ -250,8 +250,9 @@ class TicketRefusedError(AcquireError):
     A ticket stands for no lease any more, so there is nothing to resume or to renew.
 
     Another try with it will not help. Take the lock anew, and look first at what was done since. ``reason``: it was
-    used or released, and another holder has the lock (`LossReason.HANDED_OVER`) or none (`REFUSED`); it ran out, by the
-    clock of this machine (`TAKEN_OVER`, `EXPIRED`); or `REVOKED`. ``detail``: that holder, or the operator's reason.
+    used or released, and another holder has the lock (`LossReason.HANDED_OVER`) or none (``REFUSED``); it ran out, by
+    the clock of this machine (``TAKEN_OVER``, ``EXPIRED``); or ``REVOKED``. ``detail``: that holder, or the operator's
+    reason.
     """
 
     def __init__(self, name: str, token: int | None, reason: LossReason, detail: str = "") -> None:
