@@ -45,13 +45,14 @@ class Waiting:
         return self._call(found) if inspect.ismethod(found) else shown(found)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        of_maker = isinstance(self.thing, _MAKERS)
+        of_maker, of_rows = isinstance(self.thing, _MAKERS), isinstance(self.thing, fencing_sdk.rows.sync.LeasedRows)
         if of_maker and method.__name__ in _DECORATE:
             return lambda *args, **kwargs: _decorating(method(*args, **kwargs))
-        if (of_maker and method.__name__ in _DESCRIBE) or method.__name__ in _AT_ONCE:
+        describes = of_rows if method.__name__ == "take" else of_maker and method.__name__ in _DESCRIBE
+        if describes or method.__name__ in _AT_ONCE:
             return lambda *args, **kwargs: shown(method(*args, **kwargs))
 
-        runs_rows = isinstance(self.thing, fencing_sdk.rows.sync.LeasedRows) and method.__name__ == "run"
+        runs_rows = of_rows and method.__name__ == "run"
 
         async def waited(*args: Any, **kwargs: Any) -> Any:
             return shown(method(*(map(_plain, args) if runs_rows else args), **kwargs))
