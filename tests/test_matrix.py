@@ -130,6 +130,9 @@ def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|", 2)]
 
 
+PASS_NOTHING_ON = ("redisquorum", "etcd", "kahuna", "zookeeper")
+"""Stores that cannot change the owner of a ticket in one step."""
+
 SCENARIOS = {
     "FaultsSuite": {
         "memory": "there is no server and no network between: the faults are those of tests/scenarios/test_fm_*.py",
@@ -182,6 +185,13 @@ SCENARIOS = {
     "FencesSuite": dict.fromkeys(
         ("memory", "sqlite", "redis", "redisquorum", "etcd", "zookeeper", "kahuna"), "it keeps no fences of a guard"
     ),
+    "TicketsSuite": {"zookeeper": "its tickets end with a session: NoHandOverSuite"},
+    "HandOverSuite": dict.fromkeys(PASS_NOTHING_ON, "its tickets do not change hands: NoHandOverSuite"),
+    "HandOverInLineSuite": {"memory": "two clients share it in one process alone: tests/unit/test_hand_over.py"}
+    | dict.fromkeys(PASS_NOTHING_ON, "its tickets do not change hands"),
+    "HandOverProcessesSuite": {"memory": "it lives in one process"}
+    | dict.fromkeys(PASS_NOTHING_ON, "its tickets do not change hands"),
+    "NoHandOverSuite": dict.fromkeys(("memory", "sqlite", "redis", "postgresql", "mysql"), "its tickets change hands"),
     "LoopsSuite": {},
     "SyncSuite": {},
     "SyncRevokingSuite": {},

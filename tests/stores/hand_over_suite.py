@@ -47,7 +47,7 @@ Scenario = Callable[[Any, Any], Awaitable[None]]
 Play = Callable[..., Awaitable[None]]
 
 
-class WorldsSuite:
+class InBothWorlds:
     """Plays scenarios with two clients of one store, in both worlds."""
 
     short_ttl = 0.3
@@ -83,7 +83,7 @@ class WorldsSuite:
         return play
 
 
-class TicketsSuite(WorldsSuite):
+class TicketsSuite(InBothWorlds):
     """A ticket holds a lock for no process in particular."""
 
     async def test_a_ticket_holds_until_it_is_released(self, play):
@@ -182,7 +182,7 @@ class TicketsSuite(WorldsSuite):
         await play(scenario)
 
 
-class HandOverSuite(WorldsSuite):
+class HandOverSuite(InBothWorlds):
     """A lease goes from one client to another, by its ticket."""
 
     async def test_a_lease_goes_on_in_another_client_with_a_higher_token(self, play):
@@ -417,7 +417,7 @@ class HandOverProcessesSuite:
         assert campaign.refusals[LossReason.HANDED_OVER] > 0
 
 
-class NoHandOverSuite(WorldsSuite):
+class NoHandOverSuite(InBothWorlds):
     """A store whose tickets do not change hands says so, and the lease goes on."""
 
     async def test_a_lease_is_not_detached_and_goes_on(self, play):

@@ -134,6 +134,30 @@ async def test_the_lease_of_a_job_or_beside_an_old_lock_is_not_detached_and_goes
             assert lease.held
 
 
+@in_virtual_time
+async def test_those_who_wait_keep_their_places_behind_the_ticket():
+    async with places("web", "worker", "other") as (web, worker, other):
+        lease = await web.locks.lock("deploy", ttl=TTL).acquire()
+        order = []
+
+        async def wait(name: str) -> None:
+            async with other.locks.lock("deploy", ttl=TTL) as held:
+                order.append((name, held.token))
+
+        waiting = []
+        for name in ("first", "second"):
+            waiting.append(asyncio.create_task(wait(name)))
+            await asyncio.sleep(1)
+        ticket = await lease.detach(60)
+        await asyncio.sleep(20)
+        async with worker.locks.resume(ticket, ttl=TTL) as resumed:
+            await asyncio.sleep(20)
+            assert (order, len(await worker.locks.waiters("deploy"))) == ([], 2)
+            token = resumed.token
+        await asyncio.gather(*waiting)
+        assert order == [("first", token + 1), ("second", token + 2)]
+
+
 # Requests that are lost or late.
 
 
