@@ -99,7 +99,7 @@ class MysqlRows:
     def __init__(self, url: str) -> None:
         self._dial = MysqlDialer(read_mysql_query(url), create=False, patience=_PATIENCE, tables=False).dial
         self._renewals = RequestConnection(self._dial, _adapt)
-        self._claims: dict[int, RequestConnection[MysqlSession]] = {}
+        self._claims = RequestConnection(self._dial, _adapt)
         self._sql: dict[Table, _Sql] = {}
 
     async def open(self) -> None:
@@ -153,7 +153,7 @@ class MysqlRows:
         ]
         self._sql[table] = _sql_of(table, "".join(f", {column} = {column}" for column in changing))
 
-    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+    async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
         """See `fencing_sdk.rows._store.RowDatabase.claim`. No claim waits for a row."""
         with ErrorTranslation(_translated, "acquire"):
             name, key = table.names("`")
@@ -178,10 +178,9 @@ class MysqlRows:
                 texts = [f"UPDATE {name}{table.hint} SET {sets} {those}", f"SELECT * FROM {name}{table.hint} {those}"]
                 return (texts if keys else []), keys
 
-            connection = self._claims.get(flight)
-            if connection is None:
-                connection = self._claims[flight] = RequestConnection(self._dial, _adapt)
-            keys, last = await connection.run(lambda session: session.transact([look(_SPARE)], partial(work, session)))
+            keys, last = await self._claims.run(
+                lambda session: session.transact([look(_SPARE)], partial(work, session))
+            )
             if not keys:
                 return []
             columns = columns_of(last[1])
@@ -265,7 +264,7 @@ class MysqlRows:
 
     async def aclose(self) -> None:
         """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
-        for connection in (*self._claims.values(), self._renewals):
+        for connection in (self._claims, self._renewals):
             await connection.aclose()
 
     async def _ask(self, operation: str, *statements: str, urgent: bool = False) -> Sequence[Rows]:

@@ -90,7 +90,7 @@ class PostgresqlRows:
             arguments={"server_settings": {"application_name": "fencing-rows"}},
         )
         self._renewals = PostgresqlConnection(self._dialer)
-        self._claims: dict[int, PostgresqlConnection] = {}
+        self._claims = PostgresqlConnection(self._dialer)
         self._listening: dict[str, BackgroundTask] = {}
         self._statements: dict[Table, tuple[str, Sequence[object]]] = {}
 
@@ -110,14 +110,11 @@ class PostgresqlRows:
                 table.name,
             )
 
-    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+    async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
         """See `fencing_sdk.rows._store.RowDatabase.claim`. SKIP LOCKED: no claim waits for a row."""
         statement, values = self._claim_of(table)
-        connection = self._claims.get(flight)
-        if connection is None:
-            connection = self._claims[flight] = PostgresqlConnection(self._dialer)
         own = (count, table.timing.ttl, label) if table.by else (count, table.timing.ttl)
-        return [dict(row) for row in await self._ask("acquire", statement, *own, *values, on=connection)]
+        return [dict(row) for row in await self._ask("acquire", statement, *own, *values, on=self._claims)]
 
     def _claim_of(self, table: Table) -> tuple[str, Sequence[object]]:
         if (known := self._statements.get(table)) is not None:
@@ -261,7 +258,7 @@ class PostgresqlRows:
         """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
         for listening in self._listening.values():
             await listening.aclose(limit=_PATIENCE)
-        for connection in (*self._claims.values(), self._renewals):
+        for connection in (self._claims, self._renewals):
             await connection.aclose()
 
     async def _ask(

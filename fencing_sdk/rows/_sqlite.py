@@ -70,9 +70,8 @@ class SqliteRows:
         """See `fencing_sdk.rows._store.RowDatabase.check`."""
         await self._ask("open", partial(_check, table))
 
-    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+    async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
         """See `fencing_sdk.rows._store.RowDatabase.claim`."""
-        del flight  # the file has one writer
         return await self._ask("acquire", partial(_claim, table, count, label))
 
     async def renew(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> Sequence[Outcome]:

@@ -1,9 +1,9 @@
 """
 Rows of the application's tables as a store without a line: a claim is a draw, a renewal a keep.
 
-The tasks of a client that wait for rows of one table share a statement. Two claims may be in flight, so that who asks
-while one is under way does not wait for its answer. A claim whose answer is lost costs nothing but time: its rows are
-free again after one ttl.
+The tasks of a client that wait for rows of one table share a statement. One is under way at a time: with a second one
+beside it, each statement claimed fewer rows, and each row cost more. A claim whose answer is lost costs nothing but
+time: its rows are free again after one ttl.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavail
 from fencing_sdk.guards.sql._transaction import Transaction
 from fencing_sdk.rows._table import STORE, ClaimedRow, RowFacts, Settling, Table, finishing
 
-_FLIGHTS = 2
-"""Claims of one table that are under way at once."""
 _MOST = 100
 """Rows that one statement claims."""
 LONGEST_REST = 86400.0
@@ -58,7 +56,7 @@ class RowDatabase(Protocol):
         """Refuse a table that cannot have leases, and fill in what is known of it."""
         ...
 
-    async def claim(self, table: Table, count: int, label: str | None, flight: int) -> Sequence[Mapping[str, Any]]:
+    async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
         """Lease at most *count* rows that are free, each under its next token, and return them."""
         ...
 
@@ -185,7 +183,7 @@ class RowStore(Uncopied):
 
     def _forget(self) -> None:
         self._wanted: dict[str, deque[_Wanted]] = {}
-        self._flights: dict[str, set[int]] = {}
+        self._claiming: set[str] = set()
 
     async def open(self) -> None:
         """See `fencing_sdk.abc.SupportsOpen.open`. Tables that are known by then are checked."""
@@ -210,14 +208,12 @@ class RowStore(Uncopied):
             return Settled(_place(held))
         answer: Answer[Place | Busy] = Answer(asyncio.get_running_loop())
         self._wanted.setdefault(name, deque()).append(_Wanted(claim, self.counts.get(name, 1), answer))
-        flights = self._flights.setdefault(name, set())
-        if len(flights) < _FLIGHTS:
-            flight = next(number for number in range(_FLIGHTS) if number not in flights)
-            flights.add(flight)
-            start_task(self._claim(name, flight), "fencing-claim")
+        if name not in self._claiming:
+            self._claiming.add(name)
+            start_task(self._claim(name), "fencing-claim")
         return answer
 
-    async def _claim(self, name: str, flight: int) -> None:
+    async def _claim(self, name: str) -> None:
         """Claim rows until no task waits for one."""
         wanted, table = self._wanted[name], self.tables[name]
         try:
@@ -229,22 +225,22 @@ class RowStore(Uncopied):
                         batch.append(wanted[0])
                     wanted.popleft()
                 if batch:
-                    await self._claim_for(table, batch, flight)
+                    await self._claim_for(table, batch)
         finally:
-            self._flights[name].discard(flight)
+            self._claiming.discard(name)
 
     def _heard(self, channel: str) -> None:
         for name, table in self.tables.items():
             if table.notify == channel:
                 self.ring(name)
 
-    async def _claim_for(self, table: Table, batch: Sequence[_Wanted], flight: int) -> None:
+    async def _claim_for(self, table: Table, batch: Sequence[_Wanted]) -> None:
         try:
             await self._check(table)
             if table.notify is not None:
                 self.database.listen(table.notify, partial(self._heard, table.notify))
             count = sum(each.count for each in batch)
-            found = await self.database.claim(table, count, batch[0].claim.label, flight)
+            found = await self.database.claim(table, count, batch[0].claim.label)
         except BaseException as error:
             for each in batch:
                 each.answer.fail(error if isinstance(error, Exception) else BackendUnavailableError(STORE, "acquire"))
