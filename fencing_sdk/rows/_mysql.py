@@ -199,9 +199,9 @@ class MysqlRows:
         found = {row[0]: (row[1], bool(row[2])) for row in seen}
         return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
 
-    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> None:
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
-        await self._set_until("release", table, rows, NEVER[MYSQL])
+        return len(await self._set_until("release", table, rows, NEVER[MYSQL]))
 
     async def _set_until(
         self, operation: str, table: Table, rows: Sequence[Renewal], above: str

@@ -171,11 +171,11 @@ class PostgresqlRows:
         }
         return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
 
-    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> None:
+    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
         name, key = table.names()
         keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
-        await self._ask(
+        freed = await self._ask(
             "release",
             f"""
             WITH mine AS MATERIALIZED (
@@ -186,11 +186,12 @@ class PostgresqlRows:
             UPDATE {name} AS r
             SET leased_until = CASE WHEN mine.after > 0 THEN clock_timestamp() + make_interval(secs => mine.after)
                                     ELSE 'epoch' END
-            FROM mine WHERE r.{key} = mine.fencing_key""",  # noqa: S608
+            FROM mine WHERE r.{key} = mine.fencing_key RETURNING 1""",  # noqa: S608
             keys,
             tokens,
             seconds,
         )
+        return len(freed)
 
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int

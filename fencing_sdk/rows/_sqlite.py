@@ -78,9 +78,9 @@ class SqliteRows:
         """See `fencing_sdk.rows._store.RowDatabase.renew`."""
         return await self._ask("renew", partial(_renew, table, rows), urgent=True)
 
-    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> None:
+    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
-        await self._ask("release", partial(_give_back, table, rows))
+        return await self._ask("release", partial(_give_back, table, rows))
 
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
@@ -166,13 +166,14 @@ def _renew(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) 
     return answers
 
 
-def _give_back(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) -> None:
+def _give_back(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) -> int:
     name, key = table.names()
     statement = f"""UPDATE {name} SET leased_until = CASE WHEN :after > 0 THEN :now + :after ELSE 0 END
         WHERE {key} = :key AND lease_token = :token AND leased_until > 0"""  # noqa: S608
     with file.transaction() as now:
-        for each, token, after in rows:
-            file.execute(statement, now=now, after=after, key=each, token=token)
+        return sum(
+            file.execute(statement, now=now, after=after, key=each, token=token).rowcount for each, token, after in rows
+        )
 
 
 def _leased(table: Table, keys: Sequence[str] | None, after: str | None, limit: int, file: RowFile) -> dict[str, Seen]:

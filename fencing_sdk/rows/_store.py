@@ -68,8 +68,13 @@ class RowDatabase(Protocol):
         """
         ...
 
-    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> None:
-        """Free rows that are leased under their tokens, after so many seconds from now; 0: at once."""
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
+        """
+        Free rows that are leased under their tokens, after so many seconds from now; 0: at once.
+
+        Returns:
+            Number of rows that were freed. Those that a transaction has locked are left alone.
+        """
         ...
 
     async def leased(
@@ -299,7 +304,13 @@ class RowStore(Uncopied):
         return Settled(None)
 
     async def _free(self, owner: str, held: Held, after: float) -> None:
-        await self.database.give_back(held.table, [(row.key, row.token, after) for row in held.rows])
+        """Free the rows of a lease. A transaction that has one locked may be about to end by itself: ask again."""
+        freed = await self.database.give_back(held.table, [(row.key, row.token, after) for row in held.rows])
+        if freed < len(held.rows):
+            keys = [str(row.key) for row in held.rows]
+            leased = await self.database.leased(held.table, keys, None, len(keys))
+            if any(key in leased and leased[key].token == row.token for key, row in zip(keys, held.rows, strict=True)):
+                raise BackendUnavailableError(STORE, "release", "a transaction has the row locked")
         self.held.pop(owner, None)
 
     async def end(self, name: str, token: int, reason: str) -> bool:
