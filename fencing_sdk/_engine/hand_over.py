@@ -67,7 +67,7 @@ def check_passes_on(backend: Backend) -> PassesOn:
     return backend
 
 
-class Ask(Protocol):
+class AskStore(Protocol):
     """Makes one call to the store that is about no lease of this client."""
 
     async def __call__(self, operation: str, call: Callable[[], Awaitable[_T]]) -> _T: ...
@@ -76,7 +76,7 @@ class Ask(Protocol):
 class HandOver:
     """The hand-overs of one client, and the requests of its tickets."""
 
-    def __init__(self, backend: Backend, clock: Clock, releases: Releases, ask: Ask) -> None:
+    def __init__(self, backend: Backend, clock: Clock, releases: Releases, ask: AskStore) -> None:
         self._backend = backend
         self._clock = clock
         self._releases = releases

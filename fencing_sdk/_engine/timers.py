@@ -142,7 +142,7 @@ _APART = 0.05
 
 _asleep: dict[asyncio.Event, asyncio.Task[Any] | None] = {}
 """
-Who sleeps, in all loops. Without it a loop that is dropped unclosed would take its tasks along at the end of the
+Sleepers, in all loops. Without it a loop that is dropped unclosed would take its tasks along at the end of the
 interpreter, and Python would report each as destroyed, and close its coroutine where no event loop runs.
 """
 

@@ -331,7 +331,7 @@ _UNITS = (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
 
 
 def _mode_of(one: Holder | Waiting) -> str:
-    """How it holds or wants the name: ``lock``, ``reader``, ``permit 3``."""
+    """Mode in which it holds or wants the name: ``lock``, ``reader``, ``permit 3``."""
     permit = one.permit if isinstance(one, Holder) else None
     return one.mode.word if permit is None else f"{one.mode.word} {permit}"
 

@@ -139,59 +139,48 @@ class PostgresqlRows:
         return self._statements[table]
 
     async def renew(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> Sequence[Outcome]:
-        """See `fencing_sdk.rows._store.RowDatabase.renew`. SKIP LOCKED: one locked row delays no other."""
+        """See `fencing_sdk.rows._store.RowDatabase.renew`."""
+        done = await self._set_until("renew", table, rows, "clock_timestamp()")
+        if len(done) == len(rows):
+            return [HELD] * len(rows)
+        name, key = table.names()
+        look = f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} WHERE {key} = ANY"  # noqa: S608
+        missing = [key for key, token, _ in rows if (key, token) not in done]
+        seen = await self._ask("renew", f"{look}($1::{table.key_type}[])", missing)
+        found = {row[0]: (row[1], row[2]) for row in seen}
+        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
+
+    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
+        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
+        return len(await self._set_until("release", table, rows, "'epoch'"))
+
+    async def _set_until(
+        self, operation: str, table: Table, rows: Sequence[tuple[Any, int, float]], above: str
+    ) -> set[tuple[Any, int]]:
+        """
+        Let leases end in so many seconds if they end later than *above*; return those that were found.
+
+        SKIP LOCKED: one row that a transaction has locked delays no other.
+        """
         name, key = table.names()
         keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
-        renewed = await self._ask(
-            "renew",
+        done = await self._ask(
+            operation,
             f"""
             WITH mine AS MATERIALIZED (
-                SELECT r.{key} AS fencing_key, mine.ttl FROM {name} AS r
-                JOIN unnest($1::{table.key_type}[], $2::bigint[], $3::float8[]) AS mine(key, token, ttl)
+                SELECT r.{key} AS fencing_key, mine.seconds FROM {name} AS r
+                JOIN unnest($1::{table.key_type}[], $2::bigint[], $3::float8[]) AS mine(key, token, seconds)
                     ON r.{key} = mine.key AND r.lease_token = mine.token
-                WHERE r.leased_until > clock_timestamp() FOR NO KEY UPDATE OF r SKIP LOCKED)
-            UPDATE {name} AS r SET leased_until = clock_timestamp() + make_interval(secs => mine.ttl)
+                WHERE r.leased_until > {above} FOR NO KEY UPDATE OF r SKIP LOCKED)
+            UPDATE {name} AS r
+            SET leased_until = CASE WHEN mine.seconds > 0 THEN clock_timestamp() + make_interval(secs => mine.seconds)
+                                    ELSE 'epoch' END
             FROM mine WHERE r.{key} = mine.fencing_key RETURNING r.{key}, r.lease_token""",  # noqa: S608
             keys,
             tokens,
             seconds,
         )
-        done = {(row[0], row[1]) for row in renewed}
-        if len(done) == len(rows):
-            return [HELD] * len(rows)
-        missing = [key for key, token, _ in rows if (key, token) not in done]
-        found = {
-            row[0]: (row[1], row[2])
-            for row in await self._ask(
-                "renew",
-                f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} "  # noqa: S608
-                f"WHERE {key} = ANY($1::{table.key_type}[])",
-                missing,
-            )
-        }
-        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
-
-    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
-        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
-        name, key = table.names()
-        keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
-        freed = await self._ask(
-            "release",
-            f"""
-            WITH mine AS MATERIALIZED (
-                SELECT r.{key} AS fencing_key, mine.after FROM {name} AS r
-                JOIN unnest($1::{table.key_type}[], $2::bigint[], $3::float8[]) AS mine(key, token, after)
-                    ON r.{key} = mine.key AND r.lease_token = mine.token
-                WHERE r.leased_until > 'epoch' FOR NO KEY UPDATE OF r SKIP LOCKED)
-            UPDATE {name} AS r
-            SET leased_until = CASE WHEN mine.after > 0 THEN clock_timestamp() + make_interval(secs => mine.after)
-                                    ELSE 'epoch' END
-            FROM mine WHERE r.{key} = mine.fencing_key RETURNING 1""",  # noqa: S608
-            keys,
-            tokens,
-            seconds,
-        )
-        return len(freed)
+        return {(row[0], row[1]) for row in done}
 
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int

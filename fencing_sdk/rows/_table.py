@@ -55,7 +55,7 @@ class Table:
     notify: str | None = None
     """Channel on which PostgreSQL notifies of new rows."""
     by: bool = field(default=False, init=False)
-    """Whether it has the column `leased_by`; known once it was checked."""
+    """True if it has the column `leased_by`; known once it was checked."""
     key_type: str = field(default="", init=False)
     """The database's name of the type of the key; known once the table was checked."""
     hint: str = field(default="", init=False)

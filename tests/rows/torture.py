@@ -4,7 +4,7 @@ Leased rows under kills, freezes, slow transactions and crashes of the server, j
 ``uv run python tests/rows/torture.py postgresql --rows 5000 --crashes``. Processes of eight tasks each claim rows of
 one table. The work of each row writes an effect in the transaction that finishes the row, so the database itself says
 whether a row's work counted twice, or whether a claim that was not the last one was committed. ``--mode plain`` cancels
-nobody and turns the local check off, so that the compare alone protects. The other modes are controls: what
+no work and turns the local check off, so that the compare alone protects. The other modes are controls: what
 applications write by hand, which this has to catch.
 """
 

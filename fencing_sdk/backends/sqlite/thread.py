@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class OpenedFile(Protocol):
-    """What the thread has open between two pieces of work."""
+    """A file that the thread has open between two pieces of work."""
 
     def moved(self) -> bool:
         """Return whether the path no longer leads to this file."""

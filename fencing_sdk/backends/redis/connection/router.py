@@ -1,5 +1,5 @@
 """
-Which server runs a script.
+Choice of the server that runs a script.
 
 `SingleMasterRouter`: one server, or the one that Sentinels call the master now. `ClusterRouter`: the slot of the
 script's keys decides, by a map that a server of the cluster has sent. The map may be out of date. It is read again:
