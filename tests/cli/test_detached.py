@@ -318,7 +318,7 @@ async def tokens_in_line(fencing: Fencing) -> list[int | None]:
 @pytest.mark.campaign
 def test_a_hold_that_is_killed_at_random_moments_never_costs_a_wait(fencing: Fencing):
     dice, last, took = random.Random(7), 0, 0.2
-    for _ in range(amount(200, short=20)):
+    for _ in range(amount(200, short=6)):
         process = subprocess.Popen(
             [sys.executable, "-c", READY, "hold", *BY_FILE, "--quiet"],
             cwd=fencing.folder,
@@ -467,12 +467,15 @@ class StepsSuite:
 class TestSqlite(OnSqlite, StepsSuite): ...
 
 
+@pytest.mark.slow
 class TestPostgresql(OnPostgresql, StepsSuite): ...
 
 
+@pytest.mark.slow
 class TestMysql(OnMysql, StepsSuite): ...
 
 
+@pytest.mark.slow
 class TestEtcd(OnEtcd, StepsSuite):
     passes_on = False
 

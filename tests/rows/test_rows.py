@@ -34,7 +34,7 @@ JOBS: dict[str, Any] = {
     "where": "state = 'queued'",
     "order": "priority, id",
     "on_claim": "attempts = attempts + 1",
-    "ttl": 5,
+    "ttl": 30,
     "poll": 0.05,
 }
 
@@ -162,7 +162,7 @@ async def test_a_lease_is_renewed_beyond_its_ttl_and_lost_to_a_later_claim(bench
     add_jobs(bench, 1)
     async with client_of(bench) as db:
         with pytest.raises(LeaseLostError) as lost:
-            async with jobs_of(db, ttl=1).take() as lease:
+            async with jobs_of(db, ttl=6).take() as lease:
                 before = bench.ask("SELECT leased_until FROM jobs")
                 await lease.renew()
                 assert bench.ask("SELECT leased_until FROM jobs") > before
@@ -176,7 +176,7 @@ async def test_a_row_that_is_deleted_is_lost(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
         with pytest.raises(LeaseLostError) as lost:
-            async with jobs_of(db, ttl=1).take() as lease:
+            async with jobs_of(db, ttl=6).take() as lease:
                 bench.ask("DELETE FROM jobs")
                 await lease.wait_lost()
         assert lost.value.reason is LossReason.REFUSED
@@ -280,28 +280,31 @@ async def test_the_loss_of_a_row_ends_its_block_and_the_loop_goes_on(bench: RowB
     """So does a finish that another claim has made stale: of one row, and of one of a batch."""
     add_jobs(bench, 3)
     seen: list[list[int]] = []
+    claimed_anew = "UPDATE jobs SET state = 'lost', lease_token = lease_token + 1 WHERE id = %s"
     async with client_of(bench) as db:
-        async for job in jobs_of(db, ttl=1):
+        async for job in jobs_of(db, ttl=6):
             async with job as lease:
                 seen.append([lease.row["id"]])
-                bench.ask(
-                    "UPDATE jobs SET state = 'lost', lease_token = lease_token + 1 WHERE id = %s", lease.row["id"]
-                )
-                if len(seen) == 1:
-                    await lease.wait_lost()
-                await finish(bench, lease)
+                bench.ask(claimed_anew, lease.row["id"])
+                await lease.wait_lost()
             if len(seen) == 2:
                 break
+        async for job in jobs_of(db):
+            async with job as lease:
+                seen.append([lease.row["id"]])
+                bench.ask(claimed_anew, lease.row["id"])
+                await finish(bench, lease)
+            break
         bench.ask("INSERT INTO jobs (id) VALUES (4), (5), (6)")
         async for job in jobs_of(db, where="id >= 4 AND state = 'queued'", rest=0).batch(3):
             async with job as lease:
                 seen.append(sorted(row["id"] for row in lease.rows))
-                if len(seen) == 3:
+                if len(seen) == 4:
                     bench.ask("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = 6")
                 await finish(bench, lease)
-            if len(seen) == 4:
+            if len(seen) == 5:
                 break
-    assert seen == [[1], [2], [4, 5, 6], [4, 5]]
+    assert seen == [[1], [2], [3], [4, 5, 6], [4, 5]]
 
 
 @in_both_worlds
@@ -320,7 +323,7 @@ async def test_a_generator_that_is_closed_over_a_lost_row_ends(bench: RowBench) 
     async with client_of(bench) as db:
 
         async def walk() -> AsyncIterator[Any]:
-            async for job in jobs_of(db, ttl=1):
+            async for job in jobs_of(db, ttl=6):
                 async with job as lease:
                     yield lease
 

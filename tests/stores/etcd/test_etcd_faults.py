@@ -274,8 +274,7 @@ async def test_two_clients_that_write_the_same_turns_write_the_same(mode, etcd: 
 async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_ended_together(etcd, etcd_server):
     writer, readers = Claim("a", 60.0, mode=WRITER), [Claim("a", 60.0, mode=READER) for _ in range(150)]
     await granted(etcd, writer)
-    for reader in readers:
-        await etcd.draw(reader)
+    await asyncio.gather(*map(etcd.draw, readers))  # one after the other, the first might die before the last is there
     await etcd.give_back(writer)
     places = await etcd.keep([(reader, 0) for reader in readers])
     (token,) = {place.token for place in places}

@@ -166,7 +166,7 @@ async def test_a_server_whose_tables_are_read_only_is_left(start_mysql, monkeypa
     await asyncio.to_thread(server.restart_as_reader)
     async with aclosing(from_url(server.url)) as backend:
         with monkeypatch.context() as patched:
-            patched.setattr("fencing_sdk.backends.mysql.connection._check_writable", lambda *_: None)
+            patched.setattr("fencing_sdk.backends.mysql.connection._check_writable", lambda *_, **__: None)
             await backend.open()
         for said in ("the server is read-only; a client looks for", "the server is read-only: innodb_read_only is on"):
             with pytest.raises(BackendUnavailableError, match=said):
