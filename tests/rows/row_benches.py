@@ -147,8 +147,7 @@ def with_jobs(bench: RowBench, kind: str) -> RowBench:
 
 def add_jobs(bench: RowBench, number: int) -> None:
     """Enqueue jobs with the keys from 1 to *number*."""
-    for key in range(1, number + 1):
-        bench.ask("INSERT INTO jobs (id) VALUES (%s)", key)
+    bench.ask(f"INSERT INTO jobs (id) VALUES {', '.join(f'({key})' for key in range(1, number + 1))}")
 
 
 def client_of(bench: RowBench, **options: Any) -> Any:

@@ -145,9 +145,9 @@ async def comes(ask: Callable[[], Awaitable[Any]]) -> Any:
     while not (answer := await ask()):
         assert time.monotonic() < limit, f"not within {PATIENCE} s"
         if _has_loop():
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.02)
         else:
-            time.sleep(0.002)  # noqa: ASYNC251  (a thread waits where it stands)
+            time.sleep(0.02)  # noqa: ASYNC251  (a thread waits where it stands)
     return answer
 
 
