@@ -21,7 +21,7 @@ from fencing_sdk._values.clock import BootClock
 
 CLOCK = BootClock()
 WORKER = Path(__file__).with_name("fire_worker.py")
-START = 60.0
+START = 180.0
 """Seconds that a process may need until it has imported everything and opened its client."""
 
 

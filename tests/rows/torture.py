@@ -212,7 +212,8 @@ class Torture:
                 self._judge(report)
             if not left or (until_caught and not report.safe):
                 return
-            if self.crashes and now >= next_crash:
+            early = not report.faults["crashes"] and left < report.rows * 3 // 4  # a short run ends before the moment
+            if self.crashes and (early or now >= next_crash):
                 report.faults["crashes"] += 1
                 self._crash(report)
                 next_crash = time.monotonic() + self.chance.uniform(3.0, 8.0)
