@@ -19,12 +19,15 @@ import psycopg
 import pymysql
 import pytest
 from both_worlds import at_once, shown
+from mysql_programs import flavours
 from mysql_server import USER, MysqlServer
 from postgresql_server import PostgresqlServer
 
 import fencing_sdk.rows.sync
 from fencing_sdk.rows import row_client, schema_sql
 
+DATABASES = ["sqlite", *(pytest.param(kind, marks=pytest.mark.server) for kind in ("postgresql", *flavours()))]
+"""Kinds of databases, each a column of a test that takes a `row_bench`."""
 _JOBS = """
 CREATE TABLE jobs (
     id {key} PRIMARY KEY, state VARCHAR(20) NOT NULL DEFAULT 'queued', priority INT NOT NULL DEFAULT 0,

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from both_worlds import beside, comes
-from mysql_programs import flavours
 from patience import until
-from row_benches import RowBench, add_jobs, client_of, in_both_worlds, row_bench
+from row_benches import DATABASES, RowBench, add_jobs, client_of, in_both_worlds, row_bench
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -27,9 +26,7 @@ from fencing_sdk import (
 from fencing_sdk.rows import schema_sql
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
-pytestmark = pytest.mark.server
 
-COLUMNS = ["sqlite", "postgresql", *flavours()]
 JOBS: dict[str, Any] = {
     "where": "state = 'queued'",
     "order": "priority, id",
@@ -39,7 +36,7 @@ JOBS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=COLUMNS)
+@pytest.fixture(params=DATABASES)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
     with row_bench(request.param, request, tmp_path) as made:
         yield made
@@ -382,6 +379,7 @@ async def test_the_lease_of_a_row_is_the_current_one(bench: RowBench) -> None:
         assert current_token("jobs/1") == lease.token
 
 
+@pytest.mark.server
 async def test_a_notification_wakes_a_client_that_waits(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The next poll comes after three seconds at the earliest."""
     with row_bench("postgresql", request, tmp_path) as bench:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mysql_programs import flavours
-from row_benches import RowBench, add_jobs, client_of, row_bench
+from row_benches import DATABASES, RowBench, add_jobs, client_of, row_bench
 
 from fencing_sdk import BackendRefusedError, ConfigurationError, LockHeldError, UsageError
 from fencing_sdk.rows import RowLease, row_client, schema_sql
@@ -16,7 +15,7 @@ from fencing_sdk.rows import RowLease, row_client, schema_sql
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
 
 
-@pytest.fixture(params=["sqlite", "postgresql", *flavours()])
+@pytest.fixture(params=DATABASES)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
     with row_bench(request.param, request, tmp_path) as made:
         yield made
@@ -71,7 +70,6 @@ async def refusal(bench: RowBench, **options: Any) -> str:
     return str(refused.value)
 
 
-@pytest.mark.server
 class TestTables:
     async def test_one_that_is_not_there(self, bench: RowBench) -> None:
         assert "there is no table nowhere" in await refusal(bench, table="nowhere")
@@ -102,7 +100,6 @@ class TestTables:
             await db.__aenter__()
 
 
-@pytest.mark.server
 class TestSqlOfTheApplication:
     async def test_a_column_that_is_not_there(self, bench: RowBench) -> None:
         assert "prioritaet" in await refusal(bench, order="prioritaet")
@@ -142,7 +139,6 @@ class TestSqlOfTheApplication:
         assert bench.ask("SELECT status FROM jobs ORDER BY id") == [("done",), ("queued",)]
 
 
-@pytest.mark.server
 class TestTransactions:
     @pytest.fixture
     async def lease(self, bench: RowBench) -> Any:
