@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mysql_programs import flavours
 from postgresql_server import PostgresqlServer
 from prometheus_client import CollectorRegistry
-from row_benches import PostgresqlRowBench, RowBench, add_jobs, client_of, row_bench
+from row_benches import DATABASES, PostgresqlRowBench, RowBench, add_jobs, client_of, row_bench
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -33,12 +32,9 @@ from fencing_sdk.integrations.prometheus import PrometheusMetrics
 from fencing_sdk.rows import schema_sql
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
-pytestmark = pytest.mark.server
-
-COLUMNS = ["sqlite", "postgresql", *flavours()]
 
 
-@pytest.fixture(params=COLUMNS)
+@pytest.fixture(params=DATABASES)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
     with row_bench(request.param, request, tmp_path) as made:
         yield made
