@@ -298,7 +298,7 @@ class LockClient(Uncopied):
         used up: make another one. After a `BackendError` take it again, or release it. *wait*: as for `lock`.
 
         Raises:
-            TicketRefusedError: it was taken before, and stands for no lease any more.
+            TicketRefusedError: it was taken before, and no longer stands for a lease.
             AcquireError, BackendError, UsageError: as `Lock.acquire`.
             LeaseLostError: the answer came when the time was over.
             ConfigurationError: it is no ticket, or one of another namespace, or *wait* is not a valid time.
@@ -318,7 +318,7 @@ class LockClient(Uncopied):
         *ttl*: seconds for which the store keeps the lock from now on. That of the ticket by default.
 
         Raises:
-            TicketRefusedError: it stands for no lease any more.
+            TicketRefusedError: it no longer stands for a lease.
             BackendError: the store did not answer; the lock is held until the ticket runs out.
             ConfigurationError: it is no ticket, or one of another namespace, or *ttl* is out of range.
             UsageError: the client is not open.

@@ -12,7 +12,7 @@ Every exception of the SDK, and the reasons for which a lease ends or does not b
         AcquireTimeoutError (TimeoutError)
         AcquireCancelledError              the event that may end the wait of a thread was set
         DrainingError                      the client drains: nothing new begins
-        TicketRefusedError                 a ticket stands for no lease any more; .reason .detail
+        TicketRefusedError                 a ticket no longer stands for a lease; .reason .detail
       LeaseLostError                       .name .token .reason
       StaleTokenError                      .resource .token .fence .conflict   (the resource's side)
       BackendError                         .backend .operation, cause kept
@@ -247,7 +247,7 @@ class DrainingError(AcquireError):
 
 class TicketRefusedError(AcquireError):
     """
-    A ticket stands for no lease any more, so there is nothing to resume or to renew.
+    A ticket no longer stands for a lease, so there is nothing to resume or to renew.
 
     Another try with it will not help. Take the lock anew, and look first at what was done since. ``reason``: it was
     used or released, and another holder has the lock (`LossReason.HANDED_OVER`) or none (``REFUSED``); it ran out, by

@@ -285,7 +285,7 @@ class Acquisition:
             BackendUnavailableError: the store did not answer until the patience ended; without a limit, for a ttl.
             BackendRefusedError: the store will not grant this, whatever is tried.
             DrainingError: it was interrupted.
-            TicketRefusedError: it resumes a ticket that stands for no lease any more.
+            TicketRefusedError: it resumes a ticket that no longer stands for a lease.
         """
         try:
             if self._outcome is None and self._call is None and self._is_behind():

@@ -140,7 +140,7 @@ class TicketFile:
             raise self._unwritten(error) from error
 
     def forget(self) -> None:
-        """Remove the ticket, which stands for nothing any more."""
+        """Remove the ticket, which no longer stands for a lease."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import POSTGRESQL
-from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._store import Outcome, Renewal
 from fencing_sdk.rows._table import (
     BY,
     STORE,
@@ -138,7 +138,7 @@ class PostgresqlRows:
         self._statements[table] = statement, [table.values[value] for value in names]
         return self._statements[table]
 
-    async def renew(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> Sequence[Outcome]:
+    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
         """See `fencing_sdk.rows._store.RowDatabase.renew`."""
         done = await self._set_until("renew", table, rows, "clock_timestamp()")
         if len(done) == len(rows):
@@ -150,12 +150,12 @@ class PostgresqlRows:
         found = {row[0]: (row[1], row[2]) for row in seen}
         return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
 
-    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
         return len(await self._set_until("release", table, rows, "'epoch'"))
 
     async def _set_until(
-        self, operation: str, table: Table, rows: Sequence[tuple[Any, int, float]], above: str
+        self, operation: str, table: Table, rows: Sequence[Renewal], above: str
     ) -> set[tuple[Any, int]]:
         """
         Let leases end in so many seconds if they end later than *above*; return those that were found.
@@ -263,8 +263,9 @@ class _RowDialer(PostgresqlDialer):
     """Opens sessions that wait for no disk. Behind a proxy that pools, settings would stay with another client."""
 
     async def dial(self, *, missing: str = "") -> PostgresqlSession:
-        """Connect to the server that takes writes. *missing*: nothing is created here."""
-        session = await super().dial(missing=missing and "")
+        """Connect to the server that takes writes."""
+        del missing  # nothing is created here
+        session = await super().dial(missing="")
         if await session.talks_to_server():
             await session.ask(_SETTINGS, ())
         return session

@@ -21,7 +21,7 @@ from fencing_sdk.backends.sqlite.thread import SqlThread
 from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._databases import path_of
 from fencing_sdk.guards.sql._transaction import SQLITE
-from fencing_sdk.rows._store import Outcome
+from fencing_sdk.rows._store import Outcome, Renewal
 from fencing_sdk.rows._table import BY, STORE, TOKEN, UNTIL, Column, RowFacts, Table, fate, seen_lease, take_shape
 
 T = TypeVar("T")
@@ -74,11 +74,11 @@ class SqliteRows:
         """See `fencing_sdk.rows._store.RowDatabase.claim`."""
         return await self._ask("acquire", partial(_claim, table, count, label))
 
-    async def renew(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> Sequence[Outcome]:
+    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
         """See `fencing_sdk.rows._store.RowDatabase.renew`."""
         return await self._ask("renew", partial(_renew, table, rows), urgent=True)
 
-    async def give_back(self, table: Table, rows: Sequence[tuple[Any, int, float]]) -> int:
+    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
         """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
         return await self._ask("release", partial(_give_back, table, rows))
 
@@ -151,7 +151,7 @@ def _claim(table: Table, count: int, label: str | None, file: RowFile) -> list[d
         return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
 
 
-def _renew(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) -> list[Outcome]:
+def _renew(table: Table, rows: Sequence[Renewal], file: RowFile) -> list[Outcome]:
     name, key = table.names()
     renewal = f"""UPDATE {name} SET leased_until = :now + :ttl
         WHERE {key} = :key AND lease_token = :token AND leased_until > :now"""  # noqa: S608
@@ -166,7 +166,7 @@ def _renew(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) 
     return answers
 
 
-def _give_back(table: Table, rows: Sequence[tuple[Any, int, float]], file: RowFile) -> int:
+def _give_back(table: Table, rows: Sequence[Renewal], file: RowFile) -> int:
     name, key = table.names()
     statement = f"""UPDATE {name} SET leased_until = CASE WHEN :after > 0 THEN :now + :after ELSE 0 END
         WHERE {key} = :key AND lease_token = :token AND leased_until > 0"""  # noqa: S608

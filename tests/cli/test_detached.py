@@ -283,7 +283,7 @@ def killed_at(fencing: Fencing, number: int, when: str, *arguments: str) -> None
 def test_a_hold_that_was_killed_at_any_step_is_found_by_the_next_one(
     fencing: Fencing, number: int, when: str, taken: bool
 ):
-    """It would wait ten minutes for itself otherwise."""
+    """A wait of the command for its own ticket would last ten minutes."""
     killed_at(fencing, number, when, "hold", *BY_FILE)
     left = [json.loads(line)["token"] for line in fencing("ls", "--json").stdout.splitlines()]
     assert len(left) == int(taken)

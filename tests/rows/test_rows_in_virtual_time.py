@@ -87,7 +87,7 @@ def test_a_frozen_worker_finishes_nothing(office: Office) -> None:
 
 
 def test_the_finish_of_a_worker_with_a_slow_clock_is_refused(office: Office) -> None:
-    """It believes in its lease, and only the comparison of the tokens keeps it from writing."""
+    """The comparison of tokens alone keeps a worker that believes in its lease from writing."""
     office.add(1)
     slow = office.world.client("slow", clock_rate=0.1)
     office.clients[slow] = slow.row_client(office.app)

@@ -380,7 +380,7 @@ class HandOverSuite(InBothWorlds):
 
 
 class HandOverInLineSuite:
-    """Those who wait in line see a lease change hands, and go on waiting."""
+    """Waiters keep their places when a lease changes hands."""
 
     async def test_a_waiter_keeps_its_place_behind_the_ticket(self, bench: WaitersBench):
         async with opened(bench.url) as (one, _), opened(bench.url) as (other, _):

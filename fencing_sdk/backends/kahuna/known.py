@@ -58,7 +58,7 @@ class KnownTickets:
         known.unanswered, known.ends = 0, max(known.ends, sent_at + ttl)
 
     def park(self, owner: str, ends: float) -> None:
-        """Note that the ticket stays until *ends*, and is not kept any more."""
+        """Note that the ticket stays until *ends*, and is no longer kept."""
         known = self._enter(owner)
         known.parked, known.ends = True, ends
 
