@@ -20,6 +20,7 @@ from stays import opened
 from fencing_sdk._etcd import LeaseNotFoundError, error_of_failures, read_answer
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome
 from fencing_sdk.abc import READER, WRITER, Busy, Claim, Gone, Permit
+from fencing_sdk.backends import etcd as etcd_backend
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.backends.etcd.keys import EtcdKeys, TicketKey, settled
 from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
@@ -271,10 +272,11 @@ async def test_two_clients_that_write_the_same_turns_write_the_same(mode, etcd: 
         assert first.token <= second.token
 
 
-async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_ended_together(etcd, etcd_server):
+async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_ended_together(etcd, monkeypatch):
+    monkeypatch.setattr(etcd_backend, "WAITER_TTL", 60.0)  # else the first may die before the last is there
     writer, readers = Claim("a", 60.0, mode=WRITER), [Claim("a", 60.0, mode=READER) for _ in range(150)]
     await granted(etcd, writer)
-    await asyncio.gather(*map(etcd.draw, readers))  # one after the other, the first might die before the last is there
+    await asyncio.gather(*map(etcd.draw, readers))
     await etcd.give_back(writer)
     places = await etcd.keep([(reader, 0) for reader in readers])
     (token,) = {place.token for place in places}
