@@ -31,6 +31,7 @@ NAMES = (
     "outages",
     "drain",
     "shares",
+    "rows",
     "sync",
     "start",
 )

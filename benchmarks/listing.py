@@ -41,9 +41,10 @@ ALONE = 400
 """Acquisitions without a listing beside them."""
 
 COPIES = """
-    INSERT INTO {table} SELECT 'job/' || n, {others} FROM {table}, ({numbers}) numbers WHERE name = 'job/0'
+    INSERT INTO {table} (name, {columns})
+    SELECT 'job/' || n, {columns} FROM {table}, ({numbers}) numbers WHERE name = 'job/0'
 """
-"""Locks of SQL stores are copies of the row of one that was acquired: acquiring all of them would take minutes."""
+"""Locks of SQL stores are copies of the rows of one that was acquired: acquiring all of them would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ async def stores() -> AsyncIterator[list[Store]]:
 
 async def copy_in_sqlite(path: Path, count: int) -> None:
     numbers = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count - 1}) SELECT n FROM s"
-    others = "owner, token, boot, renewed, expires, label"
     with contextlib.closing(sqlite3.connect(path)) as file, file:
-        file.execute(COPIES.format(table="fencing_lock", others=others, numbers=numbers))
+        file.execute(COPIES.format(table="fencing_line", columns="boot, dies, line", numbers=numbers))
 
 
 async def copy_in_postgresql(server: PostgresqlServer, count: int) -> None:
     numbers = f"SELECT n FROM generate_series(1, {count - 1}) n"
-    others = "owner, token, expires_at, label"
-    await server.execute(COPIES.format(table="fencing.fencing_lock", others=others, numbers=numbers))
+    ticket = "owner, mode, width, label, channel, token, permit, dies, longest"
+    for table, columns in (("fencing_line", "last"), ("fencing_ticket", ticket)):
+        await server.execute(COPIES.format(table=f"fencing.{table}", columns=columns, numbers=numbers))
 
 
 async def take(store: Store, holder: LockClient, count: int) -> list[Lease]:

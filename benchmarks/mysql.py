@@ -66,9 +66,9 @@ async def hand_over(server: MysqlServer) -> list[Row]:
         lease = await holder.lock("handed on", ttl=60).acquire()
         for _ in range(ROUNDS):
             waiting = asyncio.create_task(waiter.lock("handed on", ttl=60, wait=PATIENCE).acquire())
-            while not await server.fetch("SELECT 1 FROM fencing_waiter"):  # noqa: ASYNC110
+            while not await waiter.waiters("handed on"):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
-            await asyncio.sleep(0.1)  # it tries once more when it stands in line
+            await asyncio.sleep(0.1)  # its client listens
             begun = time.perf_counter()
             await lease.release()
             lease = await waiting
@@ -84,7 +84,7 @@ async def statements(server: MysqlServer) -> list[Row]:
     """How many statements a second the server gets from a client with many waiters, by its own count."""
     async with connect(server.url) as locks, locks.lock("crowded", ttl=60):
         waiting = [asyncio.create_task(locks.lock("crowded", ttl=60, wait=60).acquire()) for _ in range(WAITERS)]
-        while int(await server.value("SELECT COUNT(*) FROM fencing_waiter")) < WAITERS:  # noqa: ASYNC110
+        while len(await locks.waiters("crowded")) < WAITERS:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
         before, begun = await _texts(server), time.perf_counter()

@@ -48,10 +48,11 @@ async def deleted(server: OwnServer, *, rounds: int) -> list[Row]:
     operator = await BareConnection.open(server.port)
     noticed, trips = [], []
     async with connect(server.url) as locks:
-        for number in range(rounds):
-            body = Body(locks, f"deleted/{number}", TTL)
-            task = asyncio.create_task(body.run())
-            await body.entered.wait()
+        bodies = [Body(locks, f"deleted/{number}", TTL) for number in range(rounds)]
+        tasks = [asyncio.create_task(body.run()) for body in bodies]
+        await asyncio.gather(*(body.entered.wait() for body in bodies))
+        await asyncio.sleep(0.5)  # a lock is followed from a quarter of a second after its grant on
+        for number, (body, task) in enumerate(zip(bodies, tasks, strict=True)):
             begin = time.perf_counter()
             await operator.call("DEL", _key(f"deleted/{number}"))
             trips.append(time.perf_counter() - begin)
