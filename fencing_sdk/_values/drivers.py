@@ -37,14 +37,16 @@ def packed_text(package: str, file: str) -> str:
     Raises:
         ConfigurationError: the file was left out when the program was packed.
     """
-    from importlib.resources import files  # noqa: PLC0415  (a program without a store in it does not load it)
+    from pkgutil import get_data  # noqa: PLC0415  (it loads less than importlib.resources, and many programs need none)
 
     try:
-        return files(package).joinpath(file).read_text(encoding="utf-8")
+        content = get_data(package, file)
     except OSError as error:
         what = f"{package.replace('.', '/')}/{file}"
         msg = _left_out(what, "--collect-data=fencing_sdk", "--include-package-data=fencing_sdk")
         raise ConfigurationError(msg) from error
+    assert content is not None  # the loader of each of them reads data
+    return content.decode()
 
 
 def missing(module: str | None, extra: str | None) -> str:
