@@ -8,20 +8,23 @@ A command that names no store uses a file of this user.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-from fencing_sdk._connect import read_url_file, store_of_environment
+from fencing_sdk._client import LockClient, enter
+from fencing_sdk._connect import connect, read_url_file, store_of_environment
 from fencing_sdk._values.token import ENV_URL, ENV_URL_FILE, ENV_WITHHELD
-from fencing_sdk.cli._streams import say, write_out
-from fencing_sdk.errors import ConfigurationError, shown
+from fencing_sdk.cli._streams import Exit, say, write_out
+from fencing_sdk.errors import BackendError, ConfigurationError, LeaseLostError, UnsupportedError, shown
 
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
@@ -175,6 +178,20 @@ class ChosenStore:
         if on:
             return self.variables
         return {ENV_WITHHELD: "1"} if self.named else {}
+
+    def ask(self, work: Callable[[LockClient], Awaitable[int]], *, namespace: str = "", wait: float = 0.0) -> int:
+        """Open a client on it, *wait* for one that is away, do *work* and return the exit code."""
+
+        async def asking() -> int:
+            async with aclosing(connect(self.url, namespace=namespace, open_wait=wait)) as locks:
+                await enter(locks, lazily=True)
+                return await work(locks)
+
+        try:
+            return asyncio.run(asking())
+        except (BackendError, UnsupportedError, LeaseLostError) as error:
+            say(str(error))
+            return Exit.UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)

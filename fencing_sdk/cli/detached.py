@@ -20,7 +20,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fencing_sdk._client import LockClient
@@ -33,7 +33,6 @@ from fencing_sdk._values.token import ENV_DEADLINE, ENV_HOLDER, ENV_TOKEN
 from fencing_sdk.cli._options import ChosenStore, StoreOptions, state_folder
 from fencing_sdk.cli._streams import Exit, say, write_out
 from fencing_sdk.cli._ticket_file import TicketFile, TicketFileError
-from fencing_sdk.cli.operate import as_fields, ask, readable, span
 from fencing_sdk.errors import AcquireError, BackendError, ConfigurationError, TicketRefusedError, shown
 
 _STREAM = "-"
@@ -132,7 +131,7 @@ class DetachedLock:
                 if known is None and without is not None:
                     return self._not_held(without, "there is no ticket, so nothing is held")
                 namespace = "" if known is None else known.namespace
-                return ask(store, lambda locks: work(locks, known), namespace=namespace, wait=wait or 0.0)
+                return store.ask(lambda locks: work(locks, known), namespace=namespace, wait=wait or 0.0)
         except TicketFileError as error:
             return self._not_held(error.code, f"{error}; nothing was done")
 
@@ -192,20 +191,17 @@ class DetachedLock:
             write_out(f"{ENV_TOKEN}={token:d}\n{ENV_HOLDER}={token.holder}\n{ENV_DEADLINE}={ticket.until:.3f}\n")
         return 0
 
-    def _not_held(self, code: int, problem: str, by: Sequence[Holder] = ()) -> int:
+    def _not_held(self, code: int, problem: str, by: Sequence[Mapping[str, object]] = ()) -> int:
         if self.as_json:
-            fields = {
-                "lock": self.name,
-                "held": False,
-                "problem": problem or None,
-                "by": [as_fields(holder) for holder in by],
-            }
+            fields = {"lock": self.name, "held": False, "problem": problem or None, "by": by}
             write_out(json.dumps(fields) + "\n")
         elif problem and (not self.quiet or code == Exit.OUTPUT):
             say(problem)
         return code
 
     async def _taken(self, locks: LockClient, name: str) -> int:
+        from fencing_sdk.cli.operate import as_fields, readable, span  # noqa: PLC0415  (for a refusal alone)
+
         holders: Sequence[Holder] = ()
         with contextlib.suppress(BackendError):  # report the refusal without them
             holders = await locks.holders(name)
@@ -214,4 +210,5 @@ class DetachedLock:
             f"{span(holder.remaining)} left: {readable(read_facts(holder).summary)}".removesuffix(": ")
             for holder in holders
         ]
-        return self._not_held(Exit.TAKEN, "; ".join(problems) or f"lock {shown(name)} was held a moment ago", holders)
+        problem = "; ".join(problems) or f"lock {shown(name)} was held a moment ago"
+        return self._not_held(Exit.TAKEN, problem, [as_fields(holder) for holder in holders])

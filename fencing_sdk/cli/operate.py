@@ -25,16 +25,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from fencing_sdk._arguments import check_reason
-from fencing_sdk._client import LockClient, enter
-from fencing_sdk._connect import connect
+from fencing_sdk._client import LockClient
 from fencing_sdk._values.claim import UNKNOWN, Holder, Waiting
 from fencing_sdk._values.reports import read_facts
 from fencing_sdk._values.token import ENV_URL, check_token
 from fencing_sdk.abc._powers import SupportsInit, SupportsSchema
 from fencing_sdk.backends import from_url
-from fencing_sdk.cli._options import ChosenStore, StoreOptions
+from fencing_sdk.cli._options import StoreOptions
 from fencing_sdk.cli._streams import Exit, console, say, write_out
-from fencing_sdk.errors import BackendError, ConfigurationError, LeaseLostError, UnsupportedError, shown
+from fencing_sdk.errors import BackendError, ConfigurationError, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,26 +50,9 @@ _GLANCE = 0.2
 """Seconds after which a question looks whether it was interrupted right before it began to wait."""
 
 
-def ask(
-    store: ChosenStore, work: Callable[[LockClient], Awaitable[int]], *, namespace: str = "", wait: float = 0.0
-) -> int:
-    """Open a client on *store*, *wait* for one that is away, do *work* and return the exit code."""
-
-    async def asking() -> int:
-        async with aclosing(connect(store.url, namespace=namespace, open_wait=wait)) as locks:
-            await enter(locks, lazily=True)
-            return await work(locks)
-
-    try:
-        return asyncio.run(asking())
-    except (BackendError, UnsupportedError, LeaseLostError) as error:
-        say(str(error))
-        return Exit.UNAVAILABLE
-
-
 def _look(where: StoreOptions, work: Callable[[LockClient], Awaitable[int]]) -> int:
     store = where.found()
-    return Exit.UNAVAILABLE if store is None else ask(store, work)
+    return Exit.UNAVAILABLE if store is None else store.ask(work)
 
 
 def list_locks(pattern: str, *, where: StoreOptions, as_json: bool, limit: int) -> int:
