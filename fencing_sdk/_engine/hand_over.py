@@ -9,7 +9,7 @@ cancelled, no caller has a ticket: the lock is given back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from fencing_sdk._engine.releases import Releases
 from fencing_sdk._engine.store_calls import StoreCalls, backend_name
 from fencing_sdk._lease_state import LeaseState, loss_in
 from fencing_sdk._lease_ticket import LeaseTicket, claim_of, timing_of, with_token
-from fencing_sdk._values.claim import HELD, Claim, Gone, Place, new_owner
+from fencing_sdk._values.claim import HELD, Claim, Gone, Place, Seen, new_owner
 from fencing_sdk._values.clock import Clock, wall_seconds
 from fencing_sdk._values.timing import RELEASE_LIMIT
 from fencing_sdk.abc import Backend, PassesOn
@@ -39,24 +39,14 @@ _LAST_PAUSE = 1.0
 
 
 def check_outlives(backend: Backend) -> None:
-    """
-    Refuse a backend whose tickets end with the session of a process.
-
-    Raises:
-        UnsupportedError: no lease of it outlives its client.
-    """
+    """Raise `UnsupportedError` for a backend whose tickets end with the session of a process."""
     if getattr(backend, "ends_with_session", False):
         msg = f"{backend_name(backend)} has no detached leases: its store ends them with the session of the process"
         raise UnsupportedError(msg)
 
 
 def check_passes_on(backend: Backend) -> PassesOn:
-    """
-    Return *backend* as one whose tickets change hands.
-
-    Raises:
-        UnsupportedError: they do not.
-    """
+    """Return *backend* as one whose tickets change hands. Raises `UnsupportedError` if they do not."""
     check_outlives(backend)
     if not isinstance(backend, PassesOn):
         msg = (
@@ -116,12 +106,7 @@ class HandOver:
         return with_token(ticket, number, wall_seconds() + left)
 
     async def _pass_on(self, backend: PassesOn, lease: LeaseState, heir: Claim) -> tuple[int, float]:
-        """
-        Ask until there is an answer; return the token, and when the request was sent.
-
-        Raises:
-            LeaseLostError: the lease is gone, or there was no answer until its deadline.
-        """
+        """Ask until there is an answer, or the deadline of *lease*; return the token, and when the request was sent."""
         calls, pause, problem = self._releases.store_calls, _FIRST_PAUSE, ""
         while (left := lease.deadline - (sent_at := self._clock.now())) > 0:
             limit = min(lease.timing.heartbeat_interval, left)
@@ -143,12 +128,7 @@ class HandOver:
         raise LeaseLostError(lease.name, lease.number, LossReason.EXPIRED, detail)
 
     def leave(self, lease: LeaseState, ticket: LeaseTicket) -> LeaseTicket:
-        """
-        End *lease* here, which was drawn for *ticket*, and return the ticket with what it got. Nothing is sent.
-
-        Raises:
-            LeaseLostError: the lease is over.
-        """
+        """End *lease* here, which was drawn for *ticket*, and return the ticket with what it got. Nothing is sent."""
         lease.check()
         lease.handed_to = ticket.holder
         lease.mark_released()
@@ -169,8 +149,7 @@ class HandOver:
         if outcome.token != HELD.token:
             ticket, token = replace(ticket, permit=outcome.permit), outcome.token
         elif token is None:  # a taker that was killed before it could write the answer down
-            (seen,) = await self._ask("inspect", lambda: self._backend.tickets((claim.name,)))
-            token = next((each.token for each in seen if each.holder == ticket.holder), None)
+            token = next((each.token for each in await self._seen(ticket) if each.holder == ticket.holder), None)
         valid_for = timing_of(ticket).valid_for
         if (late := self._clock.now() - sent_at >= valid_for) or token is None:
             raise TicketRefusedError(ticket.name, ticket.token, LossReason.EXPIRED if late else LossReason.REFUSED)
@@ -185,11 +164,15 @@ class HandOver:
         if error.reason not in {LossReason.HANDED_OVER, LossReason.TAKEN_OVER}:
             return error
         try:
-            (seen,) = await self._ask("inspect", lambda: self._backend.tickets((claim_of(ticket).name,)))
+            seen = await self._seen(ticket)
         except BackendError:
             return error
         who = next((f"{each.holder} (token {each.token:d})" for each in seen if each.token is not None), "")
         return TicketRefusedError(error.name, error.token, error.reason, who)
+
+    async def _seen(self, ticket: LeaseTicket) -> Sequence[Seen]:
+        (seen,) = await self._ask("inspect", lambda: self._backend.tickets((claim_of(ticket).name,)))
+        return seen
 
 
 async def _give_both_back(calls: StoreCalls, claim: Claim, heir: Claim, limit: float) -> None:
