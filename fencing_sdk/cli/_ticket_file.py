@@ -35,12 +35,7 @@ class TicketFileError(Exception):
 
 
 class TicketFile:
-    """
-    A file with one ticket, which need not exist yet.
-
-    Raises:
-        ConfigurationError: *name* is a ticket and not a file, or no regular file.
-    """
+    """A file with one ticket, which need not exist yet."""
 
     def __init__(self, name: str) -> None:
         if PREFIX in name:
@@ -81,10 +76,8 @@ class TicketFile:
             os.close(door)
 
     def _enter(self) -> int | None:
-        try:
+        with self._writing():
             door = os.open(self._door, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise self._unwritten(error) from error
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(door), self._door.stat()):  # else it was removed meanwhile, with its ticket
@@ -123,27 +116,26 @@ class TicketFile:
 
     def draft(self, ticket: LeaseTicket) -> None:
         """Write *ticket* beside the file, durably. Raises `TicketFileError`."""
-        try:
+        with self._writing():
             self._draft.unlink(missing_ok=True)  # left behind by a command that was killed
             with os.fdopen(os.open(self._draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 file.write(f"{ticket.dump()}\n")
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise self._unwritten(error) from error
 
     def publish(self) -> None:
         """Replace the file by the draft, which takes no space on a disk. Raises `TicketFileError`."""
-        try:
+        with self._writing():
             self._draft.replace(self.path)
-        except OSError as error:
-            raise self._unwritten(error) from error
 
     def forget(self) -> None:
-        """Remove the ticket, which no longer stands for a lease."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    def _unwritten(self, error: OSError) -> TicketFileError:
-        problem = f"the ticket cannot be written to {shown(str(self.path))}: {error.strerror}"
-        return TicketFileError(problem, Exit.OUTPUT)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            msg = f"the ticket cannot be written to {shown(str(self.path))}: {error.strerror}"
+            raise TicketFileError(msg, Exit.OUTPUT) from error
