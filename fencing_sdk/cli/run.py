@@ -123,7 +123,7 @@ class PassedTicket:
 
 def run_job(job: CommandRun, lock_name: str, *, where: StoreOptions, **options: Unpack[LockOptions]) -> int:
     """
-    Run *job* under the lock, in the store that is named or the default one, and return the exit code.
+    Run *job* under the lock, or the lease of its ticket, which no other command uses meanwhile; return the exit code.
 
     Without a ``label`` among the *options*, others see where the job runs and since when.
     """
@@ -136,19 +136,14 @@ def run_job(job: CommandRun, lock_name: str, *, where: StoreOptions, **options: 
     if job.at_least:
         label = say_kept(label, job.at_least, seconds(options.get("ttl", DEFAULT_TTL), "ttl"))
     options["label"] = label
-    if job.ticket is not None:
-        return _run_by_ticket(job, job.ticket, store, options)
-    return asyncio.run(supervise(job, lock_name, store=store, **options))
-
-
-def _run_by_ticket(job: CommandRun, file_name: str, store: ChosenStore, options: LockOptions) -> int:
-    """Run *job* under the lease of the ticket in the file, which no other command uses meanwhile."""
-    file = TicketFile(file_name)
+    if job.ticket is None:
+        return asyncio.run(supervise(job, lock_name, store=store, **options))
+    file = TicketFile(job.ticket)
     try:
         with file.alone():
             ticket = file.read()
             if ticket is None:
-                say(f"there is no ticket in {shown(file_name)}; nothing was run")
+                say(f"there is no ticket in {shown(job.ticket)}; nothing was run")
                 return Exit.LOST
             passed = PassedTicket(file, ticket, replace(ticket, owner=new_owner(), token=None, until=0.0))
             file.draft(passed.heir)  # now: at the end, the disk may be full
