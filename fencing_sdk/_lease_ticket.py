@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,6 @@ class LeaseTicket:
 
     def dump(self) -> str:
         """Return the ticket as one word of letters, digits, ``.``, ``-`` and ``_``. It is a secret."""
-        import base64
         import json
 
         mode = [self.mode.word, permits_of(self.mode), self.permit]
@@ -74,8 +74,6 @@ class LeaseTicket:
             ConfigurationError: it is no ticket, was cut or changed, or another version wrote it. The message never
                 shows the text.
         """
-        import base64
-
         given: object = text
         word = given.strip() if isinstance(given, str) else ""
         if not word.startswith(PREFIX):

@@ -151,14 +151,11 @@ class DetachedLock:
         return TicketFile(str(folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]))
 
     def _read(self, *, only_from_file: bool) -> LeaseTicket | None:
+        known = None
         if self._file is not None:
             known = self._file.read()
-        else:
-            known = (
-                None
-                if only_from_file or sys.stdin is None
-                else LeaseTicket.load(sys.stdin.buffer.read().decode("ascii", "replace"))
-            )
+        elif sys.stdin is not None and not only_from_file:
+            known = LeaseTicket.load(sys.stdin.buffer.read().decode("ascii", "replace"))
         if known is not None and self.name not in {None, in_namespace(known.namespace, known.name)}:
             msg = f"the ticket is one of lock {shown(known.name)}; another lock needs a ticket of its own"
             raise ConfigurationError(msg)

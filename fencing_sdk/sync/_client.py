@@ -159,11 +159,7 @@ class LockClient(ClientForThreads):
         return Lock(self._bridge, self._client.lock(name, **options), cancel)
 
     def resume(self, ticket: LeaseTicket | str, **options: Unpack[LockOptions]) -> Lock:
-        """
-        Describe how to go on with a detached lease: ``with locks.resume(ticket) as lease:``.
-
-        Arguments and errors are those of `fencing_sdk.LockClient.resume`.
-        """
+        """Describe how to go on with a detached lease. Arguments, errors: as `fencing_sdk.LockClient.resume`."""
         return Lock(self._bridge, self._client.resume(ticket, **options))
 
     def detached(self, name: str, *, ttl: Seconds = DEFAULT_TTL, label: str | None = None) -> LeaseTicket:
