@@ -178,7 +178,7 @@ def test_a_command_is_run_without_the_extra(fencing: Fencing):
 
 LOADED = """
 import sys
-LOOKED_FOR = "fencing_sdk.", "aiohttp", "argparse", "importlib.resources", "rich", "tenacity", "anyio._backends"
+LOOKED_FOR = "fencing_sdk.", "aiohttp", "argparse", "importlib.resources", "rich", "anyio._backends"
 sys.argv[1:] = {arguments}
 from fencing_sdk.cli import main
 code = main()
@@ -191,7 +191,7 @@ print(code, sorted(name for name in sys.modules if name.startswith(LOOKED_FOR)))
     [["ls"], ["run", "job", "--", "true"], ["hold", "job", "--holder", "a", "--quiet"]],
     ids=lambda given: given[0],
 )
-def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_stores_nor_tools(
+def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_stores_nor_rich(
     arguments: list[str], fencing: Fencing
 ):
     done = subprocess.run(
@@ -207,7 +207,7 @@ def test_what_cron_starts_loads_neither_guards_nor_recipes_nor_events_nor_other_
     assert "argparse" in modules
     rooms = {".".join(name.split(".")[1:3]) for name in modules if name.startswith("fencing_sdk.")}
     loaded = {room for room in rooms if room.split(".")[0] not in {"_engine", "_values", "abc", "cli"}}
-    assert not {name for name in modules if name.startswith(("aiohttp", "importlib.resources", "rich", "tenacity"))}
+    assert not {name for name in modules if name.startswith(("aiohttp", "importlib.resources", "rich"))}
     assert ("anyio._backends._asyncio" in modules) == (arguments[0] == "run"), "a scope, where a block follows"
     assert {room for room in loaded if room.startswith("backends.")} == {"backends._shared", "backends.sqlite"}
     assert not {room.split(".")[0] for room in loaded} & {
