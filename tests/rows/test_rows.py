@@ -84,6 +84,18 @@ async def test_leaving_without_a_finish_gives_the_row_back_at_once(bench: RowBen
 
 
 @in_both_worlds
+async def test_a_token_grows_though_the_last_one_was_forgotten_or_is_ahead_of_the_clock(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    ahead, tokens = 9 * 10**15, list[int]()
+    async with client_of(bench) as db:
+        for last in ("lease_token", "0", str(ahead)):
+            bench.ask(f"UPDATE jobs SET lease_token = {last}")
+            async with jobs_of(db).take(wait=0) as lease:
+                tokens.append(lease.row["lease_token"])
+    assert tokens[0] < tokens[1] < tokens[2] == ahead + 1
+
+
+@in_both_worlds
 async def test_an_error_keeps_the_row_for_a_while(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:
@@ -140,7 +152,9 @@ async def test_a_zombie_finishes_nothing(bench: RowBench) -> None:
         with pytest.raises(StaleTokenError):
             async with bench.transaction() as transaction:
                 await zombie.admit(transaction)
-    assert bench.ask("SELECT state FROM jobs") == [("queued",)]
+        kept = bench.ask("SELECT state, leased_until FROM jobs")
+    assert bench.ask("SELECT state, leased_until FROM jobs") == kept  # nor does it give back what is another's
+    assert kept[0][0] == "queued"
 
 
 @in_both_worlds
@@ -152,6 +166,19 @@ async def test_a_finish_is_made_once(bench: RowBench) -> None:
         with pytest.raises(UsageError, match="already"):
             async with bench.transaction() as transaction:
                 await lease.finish(transaction, state="queued")
+
+
+@in_both_worlds
+async def test_a_renewal_revives_no_lease(bench: RowBench) -> None:
+    add_jobs(bench, 2)
+    free = "SELECT leased_until FROM jobs WHERE id = 2"
+    async with client_of(bench) as db:
+        lease = await jobs_of(db).take().acquire()
+        bench.ask("UPDATE jobs SET leased_until = %s WHERE id = 1", bench.ask(free)[0][0])
+        with pytest.raises(LeaseLostError):
+            await lease.renew()
+        assert bench.ask("SELECT leased_until FROM jobs WHERE id = 1") == bench.ask(free)
+        await lease.release()
 
 
 @in_both_worlds
