@@ -28,7 +28,7 @@ from etcd_server import EtcdCluster
 from postgresql_server import PostgresqlServer
 from redis_server import RedisServer
 
-STANDING = Path(__file__).parent.parent / "tests" / "scenarios" / "workers" / "standing.py"
+STANDING = Path(__file__).parent.parent / "tests" / "support" / "workers" / "standing.py"
 TTL = 3.0
 IN_LINE = 0.3
 """Seconds after which a candidate stands in line for sure."""

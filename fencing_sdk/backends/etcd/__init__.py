@@ -275,13 +275,45 @@ class EtcdBackend(Uncopied):
         kept = dict(zip(keys, tickets, strict=True))
         looks += [key for key in kept if key not in found and key not in looks and key not in failed]
 
-        async def look(key: bytes) -> None:
-            found[key] = await self._look("renew", *kept[key])
+        together: dict[bytes | str, list[bytes]] = {}
+        for key in dict.fromkeys(looks):
+            claim, _ = kept[key]
+            together.setdefault(claim.name if claim.mode.shared else key, []).append(key)
 
-        errors += await self._gather([look(key) for key in dict.fromkeys(looks)])
+        async def look(keys: Sequence[bytes]) -> None:
+            views: Sequence[TicketView | None] = [None]
+            if len(keys) > 1:  # of shared modes: a look at the whole line for each would read its square
+                views = await self._look_for([kept[key] for key in keys])
+
+            async def one(key: bytes, view: TicketView | None) -> None:
+                found[key] = await self._look("renew", *kept[key], seen=None if view is None else (now, view))
+
+            errors.extend(await self._gather([one(key, view) for key, view in zip(keys, views, strict=True)]))
+
+        errors += await self._gather([look(group) for group in together.values()])
         if errors and not found:
             raise errors[0]
         return [found.get(key) for key in keys]
+
+    async def _look_for(self, tickets: Sequence[Kept]) -> list[TicketView]:
+        """Look for tickets of shared modes and of one name; move those that hold to the leases of their ttls."""
+        views = await self._lines.look_for("renew", [claim for claim, _ in tickets])
+        line = {stand.key.key: stand for stand in views[0].view.stands}
+        moves: dict[float, list[TicketKey]] = {}
+        for claim, number in tickets:
+            stand = line.get(self._keys.own(claim))
+            if stand is None or stand.token is None or stand.key.stays is not None:
+                continue
+            if number in {0, stand.key.created}:
+                moves.setdefault(claim.ttl, []).append(stand.key)
+        for ttl, keys in moves.items():
+            lease = await self._leases.lease_for("renew", ttl)
+            moved = await self._lines.move_all(
+                "renew", [key for key in keys if key.lease != lease.number], lease.number
+            )
+            line |= {key.key: line[key.key]._replace(key=replace(key, lease=lease.number)) for key in moved}
+        view = views[0].view._replace(stands=list(line.values()))
+        return [each._replace(view=view) for each in views]
 
     @staticmethod
     async def _gather(works: Sequence[Awaitable[None]]) -> list[BackendError]:
@@ -337,20 +369,32 @@ class EtcdBackend(Uncopied):
                 changed.add(own)
         return 0, [own for own in owns if own not in changed]
 
-    async def _look(self, operation: str, claim: Claim, number: int = 0, *, prolong: bool = True) -> Place | Gone:
+    async def _look(
+        self,
+        operation: str,
+        claim: Claim,
+        number: int = 0,
+        *,
+        prolong: bool = True,
+        seen: tuple[float, TicketView] | None = None,
+    ) -> Place | Gone:
         """
         Look how a ticket stands, and let it live on, if necessary on another lease.
 
-        *prolong*: False to look only.
+        *prolong*: False to look only. *seen*: a look that has just been made, and the moment before it.
         """
         with self._busy_with(self._keys.own(claim)):
-            return await self._look_at(operation, claim, number, prolong=prolong)
+            return await self._look_at(operation, claim, number, prolong=prolong, seen=seen)
 
-    async def _look_at(self, operation: str, claim: Claim, number: int, *, prolong: bool) -> Place | Gone:
+    async def _look_at(
+        self, operation: str, claim: Claim, number: int, *, prolong: bool, seen: tuple[float, TicketView] | None
+    ) -> Place | Gone:
         key = self._keys.own(claim)
         for _ in range(_TRIES):
-            started, known = self._now(), self._own.get(key)
-            look = await self._lines.look(operation, claim, number or (known.created if known is not None else 0))
+            known = self._own.get(key)
+            of = number or (known.created if known is not None else 0)
+            started, look = seen or (self._now(), await self._lines.look(operation, claim, of))
+            seen = None
             view, at = look.view, look.view.find(key)
             if at is not None and view.stands[at].unwritten:
                 view = await self._lines.settle(operation, claim.name, view)

@@ -98,8 +98,12 @@ class EtcdLines:
         mode, key, (begin, end) = claim.mode, self._keys.own(claim), self._keys.line(claim.name)
         forget = [delete(self._keys.note(key))] if noted else []
         waiting = [put(key, value_of(mode, claim.label), waits.number), *forget]
-        look, first = ranged(begin, end=end, last=mode.of + 1 if isinstance(mode, Permit) else 2), _behind(mode, [])
-        behind = nested(compare=[compared(key, "CREATE", "EQUAL", 0)], success=[*waiting, look])
+        looks = [
+            ranged(begin, end=end, last=mode.of + 1 if isinstance(mode, Permit) else 2),
+            ranged(begin, end=end, first=1),
+        ]
+        first = _behind(mode, [])
+        behind = nested(compare=[compared(key, "CREATE", "EQUAL", 0)], success=[*waiting, *looks])
         fields, earlier_unknown = await self.ask(
             "acquire",
             TXN,
@@ -116,15 +120,17 @@ class EtcdLines:
         (answer,) = responses(fields, 1)
         if answer.get("succeeded") is not True:
             return None
-        found = responses(answer, len(waiting) + 1)[-1]
+        found, head = responses(answer, len(waiting) + 2)[-2:]
         line = _in_line(entries(found, TicketKey))
         ahead, mine = line[-2], line[-1]
         view = View(settled(line), revision, earlier_unknown)
         if number(found, "count") > len(line):  # there are more, ahead of these
             if mode == READER == ahead.mode:
-                if not ahead.written:
+                behind_others = entries(head, TicketKey)[0].mode != READER
+                if not ahead.written and not behind_others:
                     return await self.settle("acquire", claim.name, own=(key, holds.number))
-                view = View(settled([ahead, mine]), revision, earlier_unknown)
+                stands = [Stand(ahead, None), Stand(mine, None)] if behind_others else settled([ahead, mine])
+                view = View(stands, revision, earlier_unknown)
             else:
                 before = Stand(ahead, ahead.created if ahead.written else None)
                 view = View([before, Stand(mine, None)], revision, earlier_unknown)
@@ -189,6 +195,21 @@ class EtcdLines:
         line = {each.key: each for part in found for each in entries(part, TicketKey)}
         return TicketView(View(settled(_in_line(line.values())), _revision(fields)), _reason_in(note))
 
+    async def look_for(self, operation: str, claims: Sequence[Claim]) -> list[TicketView]:
+        """Look how tickets of shared modes and of one name stand, with all that hold by now written."""
+        view = await self.whole(operation, claims[0].name)
+        if any(stand.unwritten for stand in view.stands):
+            view = await self.settle(operation, claims[0].name, view)
+        there, keys = {stand.key.key for stand in view.stands}, list(map(self._keys.own, claims))
+        gone = [key for key in keys if key not in there]
+        reasons: dict[bytes, str | None] = {}
+        for start in range(0, len(gone), BATCH):  # read after the line: who ends a ticket writes why in the same step
+            part = gone[start : start + BATCH]
+            body = txn(compare=[], success=[ranged(self._keys.note(key)) for key in part])
+            fields, _ = await self.ask(operation, TXN, body, hedged=True)
+            reasons |= zip(part, map(_reason_in, responses(fields, len(part))), strict=True)
+        return [TicketView(view, reasons.get(key)) for key in keys]
+
     async def look_at(self, operation: str, names: Sequence[str]) -> list[list[TicketKey]]:
         """Read the lines of some names, without what another program has written there."""
         look = [ranged(begin, end=end) for begin, end in map(self._keys.line, names)]
@@ -203,12 +224,12 @@ class EtcdLines:
 
         *view*: a look that has just been made. *own*: a key that is moved to another lease if it is written.
         """
-        for _ in range(_TRIES):
+        failures = 0
+        while failures < _TRIES:
             view = await self.whole(operation, name) if view is None else view
-            unwritten = [stand for stand in view.stands if stand.unwritten]
-            if not unwritten:
+            part = [stand for stand in view.stands if stand.unwritten][:BATCH]
+            if not part:
                 return view
-            part = unwritten[:BATCH]
             leases = {stand.key.key: stand.key.lease for stand in part}
             if own[0] in leases:
                 leases[own[0]] = own[1]
@@ -220,10 +241,10 @@ class EtcdLines:
                 fields, _ = await self.ask(operation, TXN, body)
             except LeaseNotFoundError:  # one of them has just died
                 fields = {}
-            if fields.get("succeeded") is True and part == unwritten:
-                written = [stand._replace(unwritten=False, key=_on(stand.key, leases)) for stand in view.stands]
-                return View(written, _revision(fields), view.earlier_unknown)
-            view = None
+            if fields.get("succeeded") is True:
+                view = _with_written(view, leases, _revision(fields))
+            else:
+                failures, view = failures + 1, None
         raise BackendUnavailableError(BACKEND, operation, "others come and go whenever the line is looked at")
 
     # Out of the line
@@ -250,7 +271,8 @@ class EtcdLines:
         one, two, three = responses(fields, 3)
         if fields.get("succeeded") is True:
             late = any(stand.unwritten for stand in settled(_in_line(_readable(two))))
-            return late or any(each.mode.shared for each in _readable(three))
+            # A reader that leaves lets no one else in, but for the one who is first now.
+            return late or (claim.mode != READER and any(each.mode.shared for each in _readable(three)))
         line = {each.key: each for part in (two, one) for each in _readable(part)}
         view = View(settled(_in_line(line.values())), _revision(fields), earlier_unknown)
         return TicketView(view, _reason_in(three))
@@ -263,6 +285,23 @@ class EtcdLines:
         fields, _ = await self.ask(operation, TXN, txn(compare=[compare], success=[step]))
         return fields.get("succeeded") is True
 
+    async def move_all(self, operation: str, tickets: Sequence[TicketKey], lease: int) -> list[TicketKey]:
+        """Move tickets to another lease; return those that were there, or none if the lease has ended."""
+        moved: list[TicketKey] = []
+        for start in range(0, len(tickets), BATCH):
+            part = tickets[start : start + BATCH]
+            steps = [
+                nested(compare=[compared(each.key, "CREATE", "EQUAL", each.created)], success=[put_on(each.key, lease)])
+                for each in part
+            ]
+            try:
+                fields, _ = await self.ask(operation, TXN, txn(compare=[], success=steps))
+            except LeaseNotFoundError:
+                break
+            answers = responses(fields, len(part))
+            moved += [each for each, answer in zip(part, answers, strict=True) if answer.get("succeeded") is True]
+        return moved
+
 
 def _revision(fields: Json) -> int:
     revision = revision_in(fields)
@@ -271,8 +310,15 @@ def _revision(fields: Json) -> int:
     return revision
 
 
-def _on(key: TicketKey, leases: Mapping[bytes, int]) -> TicketKey:
-    return replace(key, lease=leases.get(key.key, key.lease))
+def _with_written(view: View, leases: Mapping[bytes, int], revision: int) -> View:
+    """Return a view in which these keys were written: who holds goes on to hold, so the rest of it stands."""
+    stands = [
+        stand._replace(unwritten=False, key=replace(stand.key, modified=revision, lease=leases[stand.key.key]))
+        if stand.key.key in leases
+        else stand
+        for stand in view.stands
+    ]
+    return view._replace(stands=stands, revision=revision)
 
 
 def _in_line(found: Iterable[TicketKey]) -> list[TicketKey]:

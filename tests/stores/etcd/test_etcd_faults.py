@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from stays import opened
 
 from fencing_sdk._etcd import LeaseNotFoundError, error_of_failures, read_answer
 from fencing_sdk._http.requests import RequestFailedError, RequestOutcome
-from fencing_sdk.abc import READER, WRITER, Busy, Claim, Gone, Permit
+from fencing_sdk.abc import READER, WRITER, Busy, Claim, Gone, Permit, Place
 from fencing_sdk.backends import etcd as etcd_backend
 from fencing_sdk.backends.etcd import EtcdBackend
 from fencing_sdk.backends.etcd.keys import EtcdKeys, TicketKey, settled
@@ -272,15 +273,39 @@ async def test_two_clients_that_write_the_same_turns_write_the_same(mode, etcd: 
         assert first.token <= second.token
 
 
-async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_ended_together(etcd, monkeypatch):
+async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_ended_together(
+    etcd: EtcdBackend, etcd_server: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The requests of each step grow with the readers and not with their square: a look reads the whole line."""
     monkeypatch.setattr(etcd_backend, "WAITER_TTL", 60.0)  # else the first may die before the last is there
-    writer, readers = Claim("a", 60.0, mode=WRITER), [Claim("a", 60.0, mode=READER) for _ in range(150)]
+    number, spent = 150, []
+
+    async def requests() -> int:
+        return sum([await asyncio.to_thread(etcd_server.calls, kind) for kind in ("Txn", "Range")])
+
+    async def counted(*works: Awaitable[object]) -> None:
+        before = await requests()
+        await asyncio.gather(*works)
+        spent.append(await requests() - before)
+
+    writer, readers = Claim("a", 60.0, mode=WRITER), [Claim("a", 600.0, mode=READER) for _ in range(number)]
     await granted(etcd, writer)
-    await asyncio.gather(*map(etcd.draw, readers))
+    await counted(*map(etcd.draw, readers))
     await etcd.give_back(writer)
-    places = await etcd.keep([(reader, 0) for reader in readers])
+    places: list[Place] = []
+
+    async def keep() -> None:  # which moves them to the lease for those who hold
+        places.extend(await etcd.keep([(reader, 0) for reader in readers]))
+
+    await counted(keep())
     (token,) = {place.token for place in places}
     assert token is not None
+    await counted(*map(etcd.give_back, readers[:-1]))
+    draws, keeps, returns = spent
+    assert draws <= number + 5
+    assert keeps <= 20
+    assert returns <= number + 20
+    await asyncio.gather(*map(etcd.draw, readers[:-1]))
     assert await etcd.end("a", token, "enough")
     assert set(await etcd.keep([(reader, 0) for reader in readers])) == {Gone("enough")}
     assert not await etcd.end("a", token, "again")
