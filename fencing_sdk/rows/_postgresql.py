@@ -230,7 +230,7 @@ class PostgresqlRows:
         while True:
             pause = _RETRY_AFTER
             with suppress(Exception):  # without a connection, clients poll
-                session = await self._dialer.dial()
+                session = await PostgresqlDialer.dial(self._dialer, missing="")  # settings are for statements
                 try:
                     ended = asyncio.Event()
                     session.on_end(ended.set)
