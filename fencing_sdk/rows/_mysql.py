@@ -28,7 +28,7 @@ from uuid import UUID
 from fencing_sdk._mysql import ask_for, values_of
 from fencing_sdk._mysql.driver import Rows, code_of, columns_of, hexadecimal
 from fencing_sdk._mysql.url import read_mysql_query
-from fencing_sdk._values.claim import HELD, Seen
+from fencing_sdk._values.claim import Seen
 from fencing_sdk._values.clock import TICK
 from fencing_sdk._values.observers import logger
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
@@ -39,7 +39,7 @@ from fencing_sdk.backends.mysql.store import adapt
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import MYSQL
-from fencing_sdk.rows._store import Outcome, Renewal
+from fencing_sdk.rows._store import Renewal
 from fencing_sdk.rows._table import (
     BY,
     NEVER,
@@ -49,7 +49,6 @@ from fencing_sdk.rows._table import (
     Column,
     RowFacts,
     Table,
-    fate,
     seen_lease,
     take_shape,
     with_values,
@@ -187,26 +186,8 @@ class MysqlRows:
             rows = {row[table.key]: row for row in (dict(zip(columns, row, strict=True)) for row in last[1])}
             return [rows[key] for key in keys]
 
-    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
-        """See `fencing_sdk.rows._store.RowDatabase.renew`. SKIP LOCKED: one locked row delays no other."""
-        done = await self._set_until("renew", table, rows, _NOW)
-        missing = [key for key, token, _ in rows if (key, token) not in done]
-        if not missing:
-            return [HELD] * len(rows)
-        name, key = table.names("`")
-        look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name}{table.hint} WHERE {_among(table, missing)}"
-        (seen,) = await self._ask("renew", look, urgent=True)
-        found = {row[0]: (row[1], bool(row[2])) for row in seen}
-        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
-
-    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
-        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
-        return len(await self._set_until("release", table, rows, NEVER[MYSQL]))
-
-    async def _set_until(
-        self, operation: str, table: Table, rows: Sequence[Renewal], above: str
-    ) -> set[tuple[Any, int]]:
-        """Let leases end in so many seconds if they end later than *above*; return those that no one has locked."""
+    async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
+        """See `fencing_sdk.rows._store.RowDatabase.lease_for`. SKIP LOCKED: one locked row delays no other."""
         name, key = table.names("`")
         asked = {(key, token): seconds for key, token, seconds in rows}
 
@@ -221,11 +202,19 @@ class MysqlRows:
                 texts.append(f"UPDATE {name}{table.hint} SET {sets} WHERE {_among(table, keys)}")
             return texts, mine
 
-        with ErrorTranslation(_translated, operation):
+        with ErrorTranslation(_translated, "renew" if running else "release"):
+            above = _NOW if running else NEVER[MYSQL]
             those = f"{_among(table, [key for key, _, _ in rows])} AND {UNTIL} > {above}"
             lock = f"SELECT {key}, {TOKEN} FROM {name}{table.hint} WHERE {those} FOR UPDATE SKIP LOCKED"
             done, _ = await self._renewals.run(lambda session: session.transact([lock], work), urgent=True)
         return done
+
+    async def last_claims(self, table: Table, keys: Sequence[Any]) -> Mapping[Any, tuple[int, bool]]:
+        """See `fencing_sdk.rows._store.RowDatabase.last_claims`."""
+        name, key = table.names("`")
+        look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name}{table.hint} WHERE {_among(table, keys)}"
+        (seen,) = await self._ask("renew", look, urgent=True)
+        return {row[0]: (row[1], bool(row[2])) for row in seen}
 
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int

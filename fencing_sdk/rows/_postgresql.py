@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fencing_sdk._values.claim import HELD, Seen
+from fencing_sdk._values.claim import Seen
 from fencing_sdk._values.clock import JITTER
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.url import read_postgresql_url
@@ -27,7 +27,7 @@ from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
 from fencing_sdk.errors import BackendError, BackendRefusedError, shown
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import POSTGRESQL
-from fencing_sdk.rows._store import Outcome, Renewal
+from fencing_sdk.rows._store import Renewal
 from fencing_sdk.rows._table import (
     BY,
     STORE,
@@ -36,7 +36,6 @@ from fencing_sdk.rows._table import (
     Column,
     RowFacts,
     Table,
-    fate,
     names_of_values,
     seen_lease,
     take_shape,
@@ -138,34 +137,13 @@ class PostgresqlRows:
         self._statements[table] = statement, [table.values[value] for value in names]
         return self._statements[table]
 
-    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
-        """See `fencing_sdk.rows._store.RowDatabase.renew`."""
-        done = await self._set_until("renew", table, rows, "clock_timestamp()")
-        if len(done) == len(rows):
-            return [HELD] * len(rows)
-        name, key = table.names()
-        look = f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} WHERE {key} = ANY"  # noqa: S608
-        missing = [key for key, token, _ in rows if (key, token) not in done]
-        seen = await self._ask("renew", f"{look}($1::{table.key_type}[])", missing)
-        found = {row[0]: (row[1], row[2]) for row in seen}
-        return [HELD if (key, token) in done else fate(token, found.get(key)) for key, token, _ in rows]
-
-    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
-        """See `fencing_sdk.rows._store.RowDatabase.give_back`."""
-        return len(await self._set_until("release", table, rows, "'epoch'"))
-
-    async def _set_until(
-        self, operation: str, table: Table, rows: Sequence[Renewal], above: str
-    ) -> set[tuple[Any, int]]:
-        """
-        Let leases end in so many seconds if they end later than *above*; return those that were found.
-
-        SKIP LOCKED: one row that a transaction has locked delays no other.
-        """
+    async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
+        """See `fencing_sdk.rows._store.RowDatabase.lease_for`. SKIP LOCKED: one locked row delays no other."""
         name, key = table.names()
         keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
+        above = "clock_timestamp()" if running else "'epoch'"
         done = await self._ask(
-            operation,
+            "renew" if running else "release",
             f"""
             WITH mine AS MATERIALIZED (
                 SELECT r.{key} AS fencing_key, mine.seconds FROM {name} AS r
@@ -181,6 +159,13 @@ class PostgresqlRows:
             seconds,
         )
         return {(row[0], row[1]) for row in done}
+
+    async def last_claims(self, table: Table, keys: Sequence[Any]) -> Mapping[Any, tuple[int, bool]]:
+        """See `fencing_sdk.rows._store.RowDatabase.last_claims`."""
+        name, key = table.names()
+        look = f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} WHERE {key} = ANY"  # noqa: S608
+        seen = await self._ask("renew", f"{look}($1::{table.key_type}[])", keys)
+        return {row[0]: (row[1], row[2]) for row in seen}
 
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int

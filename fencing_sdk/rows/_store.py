@@ -34,8 +34,6 @@ LONGEST_REST = 86400.0
 
 Renewal = tuple[Any, int, float]
 """Key, token and seconds of a row that is to be renewed, or that is to be given back after so many seconds."""
-Outcome = Place | Gone | None
-"""Outcome of a renewal: `HELD`, or what `fate` returns."""
 
 
 class RowDatabase(Protocol):
@@ -60,21 +58,24 @@ class RowDatabase(Protocol):
         """Lease at most *count* rows that are free, each under its next token, and return them."""
         ...
 
-    async def renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Outcome]:
+    async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
         """
-        Let rows be leased for so many seconds from now on, under their tokens. It never revives one.
+        Let rows that are leased under their tokens end in so many seconds from now; 0 frees them at once.
 
-        `HELD` stands for a row that was renewed, None for one that a transaction has locked.
+        Args:
+            table: The table.
+
+            rows: Keys, tokens and seconds. Rows that a transaction has locked are left alone.
+
+            running: True for a renewal: no lease that has run out is revived, and other requests are overtaken.
+
+        Returns:
+            Keys and tokens of the rows that were found.
         """
         ...
 
-    async def give_back(self, table: Table, rows: Sequence[Renewal]) -> int:
-        """
-        Free rows that are leased under their tokens, after so many seconds from now; 0: at once.
-
-        Returns:
-            Number of rows that were freed. Those that a transaction has locked are left alone.
-        """
+    async def last_claims(self, table: Table, keys: Sequence[Any]) -> Mapping[Any, tuple[int, bool]]:
+        """Return the last token of each row that is there, and True if its lease runs."""
         ...
 
     async def leased(
@@ -264,7 +265,7 @@ class RowStore(Uncopied):
             each.answer.settle(_place(held))
         if rows:  # tasks that wanted them have left
             with suppress(BackendError):  # they are free after the ttl, and others wait for the next claim
-                await self.database.give_back(table, [(row.key, row.token, 0.0) for row in rows])
+                await self.database.lease_for(table, [(row.key, row.token, 0.0) for row in rows], running=False)
 
     async def keep(self, tickets: Sequence[Kept]) -> Sequence[Place | Gone | None]:
         """See `fencing_sdk.abc.Backend.keep`. One statement for each table."""
@@ -279,7 +280,7 @@ class RowStore(Uncopied):
         failure: BackendError | None = None
         for table, rows in asked.items():
             try:
-                outcomes = await self.database.renew(table, [renewal for _, renewal in rows])
+                outcomes = await self._renew(table, [renewal for _, renewal in rows])
             except BackendError as error:
                 failure, outcomes = error, [None] * len(rows)
             for (at, _), outcome in zip(rows, outcomes, strict=True):
@@ -290,6 +291,22 @@ class RowStore(Uncopied):
         if failure is not None and not any(answers):
             raise failure
         return answers
+
+    async def _renew(self, table: Table, rows: Sequence[Renewal]) -> Sequence[Place | Gone | None]:
+        """Renew the leases of rows. None stands for a row that a transaction has locked."""
+        done = await self.database.lease_for(table, rows, running=True)
+        missing = [key for key, token, _ in rows if (key, token) not in done]
+        found = await self.database.last_claims(table, missing) if missing else {}
+        outcomes: list[Place | Gone | None] = []
+        for key, token, _ in rows:
+            last, runs = found.get(key, (token, False))
+            if (key, token) in done:
+                outcomes.append(HELD)
+            elif last == token and runs:
+                outcomes.append(None)
+            else:
+                outcomes.append(Gone(taken=last != token))
+        return outcomes
 
     def give_back(self, claim: Claim, *, after: float = 0.0) -> Awaitable[Gone | None]:
         """See `fencing_sdk.abc.Backend.give_back`. What was finished stays as it is, and asks the database nothing."""
@@ -305,8 +322,9 @@ class RowStore(Uncopied):
 
     async def _free(self, owner: str, held: Held, after: float) -> None:
         """Free the rows of a lease. A transaction that has one locked may be about to end by itself: ask again."""
-        freed = await self.database.give_back(held.table, [(row.key, row.token, after) for row in held.rows])
-        if freed < len(held.rows):
+        ends = [(row.key, row.token, after) for row in held.rows]
+        freed = await self.database.lease_for(held.table, ends, running=False)
+        if len(freed) < len(held.rows):
             keys = [str(row.key) for row in held.rows]
             leased = await self.database.leased(held.table, keys, None, len(keys))
             if any(key in leased and leased[key].token == row.token for key, row in zip(keys, held.rows, strict=True)):

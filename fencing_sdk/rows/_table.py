@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from fencing_sdk._values.claim import LOCK, UNKNOWN, Gone, LockName, Seen
+from fencing_sdk._values.claim import LOCK, UNKNOWN, LockName, Seen
 from fencing_sdk._values.clock import TICK
 from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Timing
@@ -196,16 +196,6 @@ def _problem_with(table: Table, name: str, column: Column | None, types: Sequenc
     if column.indexed:
         logger.warning("rows: an index of %s has column %s, so that each renewal writes it; drop it", where, name)
     return None
-
-
-def fate(token: int, found: tuple[int, bool] | None) -> Gone | None:
-    """Return what has become of a row that was not renewed: None where a transaction has it locked."""
-    if found is None:
-        return Gone()
-    last, living = found
-    if last != token:
-        return Gone(taken=True)
-    return None if living else Gone()
 
 
 def seen_lease(token: int, remaining: float, now: float, by: str | None) -> Seen:
