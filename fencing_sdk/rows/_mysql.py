@@ -30,13 +30,12 @@ from fencing_sdk._mysql.driver import Rows, code_of, columns_of, hexadecimal
 from fencing_sdk._mysql.url import read_mysql_query
 from fencing_sdk._values.claim import Seen
 from fencing_sdk._values.clock import TICK
-from fencing_sdk._values.observers import logger
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
 from fencing_sdk.backends._shared.request_queue import RequestConnection
 from fencing_sdk.backends.mysql.connection import NOW, SECOND, MysqlDialer, MysqlSession
 from fencing_sdk.backends.mysql.errors import translated
 from fencing_sdk.backends.mysql.store import adapt
-from fencing_sdk.errors import BackendError, BackendRefusedError, shown
+from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import MYSQL
 from fencing_sdk.rows._store import Renewal
@@ -51,6 +50,7 @@ from fencing_sdk.rows._table import (
     Table,
     seen_lease,
     take_shape,
+    warn_of_triggers,
     with_values,
 )
 
@@ -86,12 +86,7 @@ class _Sql:
 
 
 class MysqlRows:
-    """
-    Statements for leased rows on MySQL, from version 8.0 on, and MariaDB, from version 10.6 on.
-
-    Args:
-        url: ``mysql://user:password@host/database``, with the options of the connection in its query.
-    """
+    """Statements for leased rows on MySQL, from version 8.0 on, and MariaDB, from version 10.6 on."""
 
     dialect = MYSQL
 
@@ -102,11 +97,9 @@ class MysqlRows:
         self._sql: dict[Table, _Sql] = {}
 
     async def open(self) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.open`."""
         await self._ask("open", "DO 0")
 
     async def check(self, table: Table) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.check`."""
         schema, _, short = table.name.rpartition(".")
         database = f"'{schema}'" if schema else "DATABASE()"
         this = f"table_schema = {database} AND table_name = '{short}'"
@@ -141,19 +134,13 @@ class MysqlRows:
             )
             raise BackendRefusedError(STORE, "open", detail)
         table.hint = " FORCE INDEX (`{}`)".format(keys[table.key].replace("`", "``"))
-        if triggers:
-            logger.warning(
-                "rows: trigger %s of table %s runs at each renewal; let it do nothing where no other column differs",
-                shown(str(triggers[0][0])),
-                table.name,
-            )
+        warn_of_triggers(table, triggers, "let it do nothing where no other column differs")
         changing = [
             quoted(row[0], "`") for row in columns if "on update" in str(row[3]).lower() and row[0].isidentifier()
         ]
         self._sql[table] = _sql_of(table, "".join(f", {column} = {column}" for column in changing))
 
     async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
-        """See `fencing_sdk.rows._store.RowDatabase.claim`. No claim waits for a row."""
         with ErrorTranslation(_translated, "acquire"):
             name, key = table.names("`")
             sql = self._sql[table]
@@ -187,7 +174,6 @@ class MysqlRows:
             return [rows[key] for key in keys]
 
     async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
-        """See `fencing_sdk.rows._store.RowDatabase.lease_for`. SKIP LOCKED: one locked row delays no other."""
         name, key = table.names("`")
         asked = {(key, token): seconds for key, token, seconds in rows}
 
@@ -210,7 +196,6 @@ class MysqlRows:
         return done
 
     async def last_claims(self, table: Table, keys: Sequence[Any]) -> Mapping[Any, tuple[int, bool]]:
-        """See `fencing_sdk.rows._store.RowDatabase.last_claims`."""
         name, key = table.names("`")
         look = f"SELECT {key}, {TOKEN}, {UNTIL} > {_NOW} FROM {name}{table.hint} WHERE {_among(table, keys)}"
         (seen,) = await self._ask("renew", look, urgent=True)
@@ -219,7 +204,6 @@ class MysqlRows:
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
     ) -> Mapping[str, Seen]:
-        """See `fencing_sdk.rows._store.RowDatabase.leased`."""
         name, key = table.names("`")
         those = f" AND {key} IN ({', '.join(_key(table, each) for each in keys)})" if keys else ""
         if after is not None:
@@ -235,7 +219,7 @@ class MysqlRows:
         }
 
     async def end(self, table: Table, key: str, token: int) -> bool:
-        """See `fencing_sdk.rows._store.RowDatabase.end`. It does not wait long for a transaction of the row."""
+        """Take a row away. Wait for a transaction that has it locked, but not long."""
         name, own = table.names("`")
         those = f"{own} = {_key(table, key)} AND {TOKEN} = {token:d} AND {UNTIL} > {_NOW}"
         ending = f"UPDATE {name} SET {UNTIL} = {_NOW}, {TOKEN} = {_NEXT} WHERE {those}"
@@ -244,15 +228,12 @@ class MysqlRows:
         return bool(answers[-1][0][0])
 
     async def facts(self) -> RowFacts:
-        """See `fencing_sdk.rows._store.RowDatabase.facts`."""
         limits, ((now,),) = await self._ask("diagnose", ask_for(*_LIMITS), f"SELECT {NOW}")
         return RowFacts(now / SECOND, {name: float(value) for name, value in values_of(limits).items()})
 
-    def listen(self, channel: str, ring: Callable[[], None]) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.listen`."""
+    def listen(self, channel: str, ring: Callable[[], None]) -> None: ...
 
     async def aclose(self) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
         for connection in (self._claims, self._renewals):
             await connection.aclose()
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from fencing_sdk._values.claim import Seen
 from fencing_sdk._values.clock import JITTER
-from fencing_sdk._values.observers import logger
 from fencing_sdk._values.url import read_postgresql_url
 from fencing_sdk.backends._shared.background_task import BackgroundTask
 from fencing_sdk.backends._shared.error_translation import ErrorTranslation, one_line
@@ -24,7 +23,7 @@ from fencing_sdk.backends.postgresql.dial import PostgresqlConnection, Postgresq
 from fencing_sdk.backends.postgresql.driver import DriverRow, PostgresqlSession, code_of
 from fencing_sdk.backends.postgresql.errors import translated
 from fencing_sdk.backends.postgresql.schema import DEFAULT_SCHEMA
-from fencing_sdk.errors import BackendError, BackendRefusedError, shown
+from fencing_sdk.errors import BackendError, BackendRefusedError
 from fencing_sdk.guards.sql._fence_table import quoted
 from fencing_sdk.guards.sql._transaction import POSTGRESQL
 from fencing_sdk.rows._store import Renewal
@@ -39,6 +38,7 @@ from fencing_sdk.rows._table import (
     names_of_values,
     seen_lease,
     take_shape,
+    warn_of_triggers,
     with_values,
 )
 
@@ -94,23 +94,16 @@ class PostgresqlRows:
         self._statements: dict[Table, tuple[str, Sequence[object]]] = {}
 
     async def open(self) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.open`."""
         await self._ask("open", "SELECT 1")
 
     async def check(self, table: Table) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.check`."""
         name, _ = table.names()
         columns = {row[0]: Column(*row[1:]) for row in await self._ask("open", _SHAPE, name)}
         take_shape(table, columns, _KINDS)
-        if triggers := await self._ask("open", _TRIGGERS, name):
-            logger.warning(
-                "rows: trigger %s of table %s runs at each renewal; declare it UPDATE OF the columns that it is for",
-                shown(str(triggers[0][0])),
-                table.name,
-            )
+        triggers = await self._ask("open", _TRIGGERS, name)
+        warn_of_triggers(table, triggers, "declare it UPDATE OF the columns that it is for")
 
     async def claim(self, table: Table, count: int, label: str | None) -> Sequence[Mapping[str, Any]]:
-        """See `fencing_sdk.rows._store.RowDatabase.claim`. SKIP LOCKED: no claim waits for a row."""
         statement, values = self._claim_of(table)
         own = (count, table.timing.ttl, label) if table.by else (count, table.timing.ttl)
         return [dict(row) for row in await self._ask("acquire", statement, *own, *values, on=self._claims)]
@@ -125,8 +118,8 @@ class PostgresqlRows:
         names = list(dict.fromkeys(value for text in texts for value in names_of_values(text)))
         where, order, on_claim = (with_values(text, lambda value: f"${own + 1 + names.index(value)}") for text in texts)
         more = (f", {BY} = $3" if table.by else "") + (f", {on_claim}" if on_claim else "")
-        # The time of the statement costs less for each row than the clock, and is never late: a row that was renewed
-        # meanwhile is looked at again, as it is then.
+        # No claim waits for a row (SKIP LOCKED). The time of the statement costs less for each row than the clock, and
+        # is never late: a row that was renewed meanwhile is looked at again, as it is then.
         statement = f"""
             WITH next AS MATERIALIZED (
                 SELECT {key} AS fencing_key FROM {name} WHERE ({where}) AND leased_until < statement_timestamp()
@@ -138,10 +131,10 @@ class PostgresqlRows:
         return self._statements[table]
 
     async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
-        """See `fencing_sdk.rows._store.RowDatabase.lease_for`. SKIP LOCKED: one locked row delays no other."""
         name, key = table.names()
         keys, tokens, seconds = (list(column) for column in zip(*rows, strict=True))
         above = "clock_timestamp()" if running else "'epoch'"
+        # One row that a transaction has locked delays no other (SKIP LOCKED).
         done = await self._ask(
             "renew" if running else "release",
             f"""
@@ -161,7 +154,6 @@ class PostgresqlRows:
         return {(row[0], row[1]) for row in done}
 
     async def last_claims(self, table: Table, keys: Sequence[Any]) -> Mapping[Any, tuple[int, bool]]:
-        """See `fencing_sdk.rows._store.RowDatabase.last_claims`."""
         name, key = table.names()
         look = f"SELECT {key}, lease_token, leased_until > clock_timestamp() FROM {name} WHERE {key} = ANY"  # noqa: S608
         seen = await self._ask("renew", f"{look}($1::{table.key_type}[])", keys)
@@ -170,7 +162,6 @@ class PostgresqlRows:
     async def leased(
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
     ) -> Mapping[str, Seen]:
-        """See `fencing_sdk.rows._store.RowDatabase.leased`."""
         name, key = table.names()
         those = f"r.{key} = ANY($1::text[]::{table.key_type}[])"
         if keys is None:
@@ -185,7 +176,7 @@ class PostgresqlRows:
         return {row[0]: seen_lease(*row[1:]) for row in found}
 
     async def end(self, table: Table, key: str, token: int) -> bool:
-        """See `fencing_sdk.rows._store.RowDatabase.end`. It does not wait long for a transaction of the row."""
+        """Take a row away. Wait for a transaction that has it locked, but not long."""
         name, own = table.names()
         ended = await self._ask(
             "revoke",
@@ -200,13 +191,12 @@ class PostgresqlRows:
         return bool(ended)
 
     async def facts(self) -> RowFacts:
-        """See `fencing_sdk.rows._store.RowDatabase.facts`."""
         ((now, limits),) = await self._ask("diagnose", _FACTS)
         with ErrorTranslation(_translated, "diagnose"):
             return RowFacts(now, dict(limits), not await self._renewals.run(lambda session: session.talks_to_server()))
 
     def listen(self, channel: str, ring: Callable[[], None]) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.listen`. A notification that is lost costs one poll."""
+        """Start to listen, unless listening already. A notification that is lost costs one poll."""
         if channel not in self._listening:
             self._listening[channel] = BackgroundTask()
         self._listening[channel].start(partial(self._listen, channel, ring), "fencing-listen")
@@ -230,7 +220,6 @@ class PostgresqlRows:
             await asyncio.sleep(pause * JITTER.uniform(0.5, 1.0))
 
     async def aclose(self) -> None:
-        """See `fencing_sdk.rows._store.RowDatabase.aclose`."""
         for listening in self._listening.values():
             await listening.aclose(limit=_PATIENCE)
         for connection in (self._claims, self._renewals):
@@ -241,7 +230,7 @@ class PostgresqlRows:
     ) -> Sequence[DriverRow]:
         connection = self._renewals if on is None else on
         with ErrorTranslation(_translated, operation):
-            return await connection.run(partial(_fetch, statement, values), urgent=operation == "renew")
+            return await connection.run(lambda session: session.fetch(statement, values), urgent=operation == "renew")
 
 
 class _RowDialer(PostgresqlDialer):
@@ -254,11 +243,6 @@ class _RowDialer(PostgresqlDialer):
         if await session.talks_to_server():
             await session.ask(_SETTINGS, ())
         return session
-
-
-async def _fetch(statement: str, values: Sequence[object], session: Any) -> Sequence[DriverRow]:
-    rows: Sequence[DriverRow] = await session.fetch(statement, values)
-    return rows
 
 
 def _translated(operation: str, error: Exception) -> BackendError:

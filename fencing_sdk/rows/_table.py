@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +20,9 @@ from fencing_sdk._values.observers import logger
 from fencing_sdk._values.timing import Timing
 from fencing_sdk.errors import BackendRefusedError, ConfigurationError, StaleTokenError, UsageError, shown
 from fencing_sdk.guards.sql._fence_table import check_identifier, quoted
-from fencing_sdk.guards.sql._transaction import MYSQL, POSTGRESQL, SQLITE, Transaction, dialect_of
+from fencing_sdk.guards.sql._transaction import MYSQL, POSTGRESQL, SQLITE, Row, Transaction, dialect_of
+
+# ruff: noqa: S608  (names are checked, and the rest is the application's own SQL)
 
 STORE = "RowStore"
 """Name of the store in errors."""
@@ -80,7 +83,6 @@ class Table:
             raise ConfigurationError(msg)
 
     def names(self, mark: str = '"') -> tuple[str, str]:
-        """Return the names of the table and of its key, quoted."""
         return quoted(self.name, mark), quoted(self.key, mark)
 
     def lease_name(self, rows: Sequence[ClaimedRow] = ()) -> LockName:
@@ -91,7 +93,6 @@ class Table:
 
 
 def names_of_values(text: str) -> list[str]:
-    """Return the names of the values in a part of a statement, in their order."""
     return [found[1] for found in _VALUE.finditer(text) if found[1]]
 
 
@@ -157,12 +158,7 @@ def take_shape(table: Table, columns: Mapping[str, Column], kinds: Mapping[str, 
     """
     Refuse a table whose *columns* cannot have leases, and fill in what is known of it.
 
-    Args:
-        table: The table.
-
-        columns: Its columns by their names; empty if the table is not there.
-
-        kinds: Names of the types that the columns of a lease may have in this database.
+    Without any column the table is not there. *kinds* are the types that the columns of a lease may have here.
 
     Raises:
         BackendRefusedError: the table has to be changed, and how.
@@ -196,6 +192,12 @@ def _problem_with(table: Table, name: str, column: Column | None, types: Sequenc
     if column.indexed:
         logger.warning("rows: an index of %s has column %s, so that each renewal writes it; drop it", where, name)
     return None
+
+
+def warn_of_triggers(table: Table, triggers: Sequence[Sequence[object]], cure: str) -> None:
+    """Warn of the first of the *triggers* that each renewal fires."""
+    for (name,) in triggers[:1]:
+        logger.warning("rows: trigger %s of table %s runs at each renewal; %s", shown(str(name)), table.name, cure)
 
 
 def seen_lease(token: int, remaining: float, now: float, by: str | None) -> Seen:
@@ -244,101 +246,85 @@ def finishing(table: Table, rows: Sequence[ClaimedRow], columns: Mapping[str, ob
             raise ConfigurationError(msg)
 
     async def finish(opened: Transaction) -> None:
-        name, key, marks, mark = _begin(table, opened)
-        if opened.dialect == MYSQL:
-            await _lock(table, rows, opened)
-        sets = [f"{quoted(column, mark)} = {next(marks)}" for column in columns]
-        sets.append(f"{quoted(UNTIL, mark)} = {NEVER[opened.dialect]}")
-        statement = f"UPDATE {name} SET {', '.join(sets)} WHERE {_those(table, rows, opened, marks)}"  # noqa: S608
-        if opened.dialect == MYSQL:
-            await opened.fetch(statement, (*columns.values(), *_values(rows, opened)))
-            return
-        found = await opened.fetch(f"{statement} RETURNING {key}", (*columns.values(), *_values(rows, opened)))
-        if len(found) != len(rows):
-            await _refuse(table, rows, opened)
+        claims = _Claims(table, rows, opened)
+        sets = [*(f"{quoted(column, claims.mark)} = ?" for column in columns), f"{claims.until} = {claims.never}"]
+        update = f"UPDATE {claims.name} SET {', '.join(sets)} {claims.where}"
+        if opened.dialect == MYSQL:  # where an UPDATE returns no rows
+            await claims.lock()
+            await claims.ask(update, *columns.values(), *claims.values)
+        else:
+            await claims.require_all(f"{update} RETURNING {claims.key}", *columns.values())
 
     return finish
 
 
 def admitting(table: Table, rows: Sequence[ClaimedRow]) -> Settling:
     """Lock *rows* in the user's transaction, if each claim is the last one of its row."""
-
-    async def admit(opened: Transaction) -> None:
-        _begin(table, opened)
-        await _lock(table, rows, opened)
-
-    return admit
+    return lambda opened: _Claims(table, rows, opened).lock()
 
 
-async def _lock(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
-    name, key, marks, _ = _begin(table, opened)
-    those = _those(table, rows, opened, marks)
-    if opened.dialect == SQLITE:  # which has one lock for the file, and takes it by a write
-        statement = f"UPDATE {name} SET {quoted(TOKEN)} = {quoted(TOKEN)} WHERE {those} RETURNING {key}"  # noqa: S608
-    else:
-        lock = "FOR UPDATE" if opened.dialect == MYSQL else "FOR NO KEY UPDATE"
-        statement = f"SELECT {key} FROM {name} WHERE {those} {lock}"  # noqa: S608
-    if len(await opened.fetch(statement, _values(rows, opened))) != len(rows):
-        await _refuse(table, rows, opened)
+class _Claims:
+    """Claims of rows as the user's transaction sees them. A statement writes each value as ``?``."""
 
+    def __init__(self, table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
+        opened.refuse_autocommit()
+        self._table, self._rows, self._opened = table, rows, opened
+        self.mark = "`" if opened.dialect == MYSQL else '"'
+        self.name, self.key = table.names(self.mark)
+        self.name += table.hint
+        self.token, self.until = quoted(TOKEN, self.mark), quoted(UNTIL, self.mark)
+        self.never = NEVER[opened.dialect]
+        self.values = [value for row in rows for value in (row.key, row.token)]
+        mine = f"{self.key} = ? AND {self.token} = ?"
+        if rows[1:]:
+            pairs = ", ".join(["(?, ?)"] * len(rows))
+            listed = f"(VALUES {pairs})" if opened.dialect == SQLITE else f"({pairs})"
+            mine = f"({self.key}, {self.token}) IN {listed}"
+            if opened.dialect == MYSQL:  # which finds rows by pairs in an index of both columns alone
+                mine = f"{self.key} IN ({', '.join('?' * len(rows))}) AND {mine}"
+                self.values = [*(row.key for row in rows), *self.values]
+        self.where = f"WHERE {mine} AND {self.until} > {self.never}"
 
-def _begin(table: Table, opened: Transaction) -> tuple[str, str, Any, str]:
-    opened.refuse_autocommit()
-    mark = "`" if opened.dialect == MYSQL else '"'
-    numbered = opened.placeholder == "$1"
-    marks = (f"${number}" if numbered else opened.placeholder for number in range(1, 1 << 16))
-    name, key = table.names(mark)
-    return name + table.hint, key, marks, mark
+    async def ask(self, statement: str, *values: object) -> Sequence[Row]:
+        own, numbers = self._opened.placeholder, count(1)
+        written = re.sub(r"\?", lambda _: f"${next(numbers)}" if own == "$1" else own, statement)
+        return await self._opened.fetch(written, values)
 
+    async def lock(self) -> None:
+        if self._opened.dialect == SQLITE:  # which has one lock for the file, and takes it by a write
+            locking = f"UPDATE {self.name} SET {self.token} = {self.token} {self.where} RETURNING {self.key}"
+        else:
+            lock = "FOR UPDATE" if self._opened.dialect == MYSQL else "FOR NO KEY UPDATE"
+            locking = f"SELECT {self.key} FROM {self.name} {self.where} {lock}"
+        await self.require_all(locking)
 
-def _those(table: Table, rows: Sequence[ClaimedRow], opened: Transaction, marks: Any) -> str:
-    """Write the condition of the *rows* that are leased under their tokens."""
-    mark = "`" if opened.dialect == MYSQL else '"'
-    _, key = table.names(mark)
-    token, until = quoted(TOKEN, mark), quoted(UNTIL, mark)
-    if rows[1:]:
-        pairs = ", ".join(f"({next(marks)}, {next(marks)})" for _ in rows)
-        values = f"(VALUES {pairs})" if opened.dialect == SQLITE else f"({pairs})"
-        mine = f"({key}, {token}) IN {values}"
-        if opened.dialect == MYSQL:  # which finds rows by pairs in an index of both columns alone
-            mine = f"{key} IN ({', '.join(next(marks) for _ in rows)}) AND {mine}"
-    else:
-        mine = f"{key} = {next(marks)} AND {token} = {next(marks)}"
-    return f"{mine} AND {until} > {NEVER[opened.dialect]}"
+    async def require_all(self, statement: str, *values: object) -> None:
+        """
+        Run a statement that ends with the condition of the rows. Refuse the transaction unless it finds all of them.
 
-
-def _values(rows: Sequence[ClaimedRow], opened: Transaction) -> tuple[object, ...]:
-    """Return the values of what `_those` writes."""
-    keys = (row.key for row in rows if rows[1:] and opened.dialect == MYSQL)
-    return *keys, *(part for row in rows for part in (row.key, row.token))
-
-
-async def _refuse(table: Table, rows: Sequence[ClaimedRow], opened: Transaction) -> None:
-    """
-    Find out whose claim is not the last one.
-
-    Raises:
-        StaleTokenError: another claim came later.
-        UsageError: a row was finished before, or is gone.
-    """
-    mark = "`" if opened.dialect == MYSQL else '"'
-    name, key = table.names(mark)
-    statement = f"SELECT {quoted(TOKEN, mark)} FROM {name} WHERE {key} = {opened.placeholder}"  # noqa: S608
-    if opened.dialect == MYSQL:  # a plain SELECT would show the row as it was when the transaction began to read
-        statement += " FOR UPDATE"
-    for row in rows:
-        shown_name = table.lease_name([row])
-        found = await opened.fetch(statement, (row.key,))
-        if not found:
-            msg = f"row {shown(shown_name)} was deleted while it was leased; roll back"
-            raise UsageError(msg)
-        if found[0][0] != row.token:
-            raise StaleTokenError(shown_name, row.token, found[0][0])
-    msg = (
-        f"row {shown(table.lease_name(rows))} was finished or given back already under token {rows[0].token}: the "
-        "commit of an earlier try may have succeeded although its answer was lost; roll back"
-    )
-    raise UsageError(msg)
+        Raises:
+            StaleTokenError: another claim came later.
+            UsageError: a row was finished before, or is gone.
+        """
+        if len(await self.ask(statement, *values, *self.values)) == len(self._rows):
+            return
+        look = f"SELECT {self.token} FROM {self.name} WHERE {self.key} = ?"
+        if self._opened.dialect == MYSQL:  # a plain SELECT would show the row as it was when the transaction began
+            look += " FOR UPDATE"
+        for row in self._rows:
+            name = self._table.lease_name([row])
+            found = await self.ask(look, row.key)
+            if not found:
+                msg = f"row {shown(name)} was deleted while it was leased; roll back"
+                raise UsageError(msg)
+            if found[0][0] != row.token:
+                raise StaleTokenError(name, row.token, found[0][0])
+        msg = (
+            f"row {shown(self._table.lease_name(self._rows))} was finished or given back already under token "
+            f"{self._rows[0].token}: the commit of an earlier try may have succeeded although its answer was lost; "
+            "roll back"
+        )
+        raise UsageError(msg)
 
 
 _COLUMNS = {
@@ -390,7 +376,6 @@ def schema_sql(table: str, *, dialect: str, notify: str | None = None) -> Sequen
 
 
 def refuse_notify_elsewhere(dialect: str) -> None:
-    """Refuse a database without notifications."""
     if dialect != POSTGRESQL:
         msg = f"notify is for PostgreSQL; on {dialect} clients look for rows every poll seconds"
         raise ConfigurationError(msg)
