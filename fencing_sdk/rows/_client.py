@@ -137,12 +137,7 @@ class TakeLife:
         self.entered = False
 
     def check_enterable(self) -> None:
-        """
-        Do nothing if the block may begin now.
-
-        Raises:
-            UsageError: it has begun before.
-        """
+        """Refuse a second block."""
         if self.entered:
             msg = f"a claim of {shown(self._name)} is entered once; make another one: take()"
             raise UsageError(msg)
@@ -185,8 +180,7 @@ class RowTake(Lock):
     The claim of a next row: ``async with jobs.take() as lease``, once. `acquire` gives a plain handle.
 
     Leaving the block without `RowLease.finish` gives the row back at once; an error keeps it for the ``rest`` of its
-    table. In a loop over a table, the block ends a row whose lease was lost with a line in the log, and the loop
-    goes on.
+    table. If the lease of a row is lost in a loop, its block writes a line to the log, and the loop goes on.
     """
 
     __slots__ = ("_life",)
@@ -371,7 +365,6 @@ def _whole(number: object, parameter: str, most: int) -> int:
 
 
 def check_at_once(number: object) -> int:
-    """Return the number of tasks or threads that work on rows."""
     return _whole(number, "at_once", _MOST_TASKS)
 
 
@@ -426,15 +419,12 @@ class RowClient(Uncopied):
     ) -> None:
         self._store = RowStore(database)
         self._client = LockClient(self._store, observers=observers, drain=drain, open_wait=open_wait, label=label)
-        self._store.ring = self._look_again
+        self._store.ring = lambda name: engine_of_client(self._client).look_again(name)
         self._label = label
         self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
         return repr(self._client).replace("LockClient", "RowClient", 1)
-
-    def _look_again(self, name: str) -> None:
-        engine_of_client(self._client).look_again(name)
 
     def rows(
         self,

@@ -49,12 +49,7 @@ class RowFile(LockFile):
 
 
 class SqliteRows:
-    """
-    Statements for leased rows in an SQLite file.
-
-    Args:
-        url: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
-    """
+    """Statements for leased rows in an SQLite file."""
 
     dialect = SQLITE
 

@@ -60,17 +60,10 @@ class RowDatabase(Protocol):
 
     async def lease_for(self, table: Table, rows: Sequence[Renewal], *, running: bool) -> set[tuple[Any, int]]:
         """
-        Let rows that are leased under their tokens end in so many seconds from now; 0 frees them at once.
+        Let leases end in so many seconds from now, and return keys and tokens of those that were found; 0 frees a row.
 
-        Args:
-            table: The table.
-
-            rows: Keys, tokens and seconds. Rows that a transaction has locked are left alone.
-
-            running: True for a renewal: no lease that has run out is revived, and other requests are overtaken.
-
-        Returns:
-            Keys and tokens of the rows that were found.
+        With *running*, which is a renewal, no lease is revived that has run out. Rows that a transaction has locked are
+        left alone.
         """
         ...
 
@@ -82,16 +75,9 @@ class RowDatabase(Protocol):
         self, table: Table, keys: Sequence[str] | None, after: str | None, limit: int
     ) -> Mapping[str, Seen]:
         """
-        Return the leases of rows, by keys as texts and in their order (see `seen_lease`).
+        Return at most *limit* leases that run, by keys as texts and in their order (see `seen_lease`).
 
-        Args:
-            table: The table.
-
-            keys: Only of these rows.
-
-            after: Without *keys*, of the next rows after this one; None begins with the first.
-
-            limit: At most so many.
+        They are those of *keys*, or, without any, of the next rows *after* this key; None begins with the first row.
         """
         ...
 

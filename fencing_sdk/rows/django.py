@@ -96,7 +96,6 @@ class _DjangoSql:
             raise ConfigurationError(msg)
 
     def where(self, part: Any) -> Part:
-        """Write a condition."""
         if not getattr(part, "conditional", False):
             msg = f"a condition such as Q(state='queued') is expected, not {shown(part)}"
             raise TypeError(msg)

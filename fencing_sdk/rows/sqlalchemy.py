@@ -78,7 +78,6 @@ class _AlchemySql:
         self._dialect = kind(paramstyle="named", dbapi=kind.import_dbapi())
 
     def where(self, part: Any) -> Part:
-        """Write a condition."""
         if isinstance(part, bool):
             msg = f"a condition such as Job.state == 'queued' is expected, not {part}"
             raise TypeError(msg)
