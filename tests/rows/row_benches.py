@@ -24,6 +24,7 @@ from mysql_server import USER, MysqlServer
 from postgresql_server import PostgresqlServer
 
 import fencing_sdk.rows.sync
+from fencing_sdk import BackendRefusedError
 from fencing_sdk.rows import row_client, schema_sql
 
 DATABASES = ["sqlite", *(pytest.param(kind, marks=pytest.mark.server) for kind in ("postgresql", *flavours()))]
@@ -159,6 +160,14 @@ def client_of(bench: RowBench, **options: Any) -> Any:
     return (
         shown(fencing_sdk.rows.sync.row_client(bench.url, **options)) if threads else row_client(bench.url, **options)
     )
+
+
+async def refusal(bench: RowBench, **options: Any) -> str:
+    """Return why the claim of a row is refused."""
+    async with client_of(bench) as db:
+        with pytest.raises(BackendRefusedError) as refused:
+            await db.rows(**{"table": "jobs", **options}).take(wait=0).acquire()
+    return str(refused.value)
 
 
 def in_both_worlds(scenario: Callable[[RowBench], Coroutine[Any, Any, None]]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from both_worlds import beside, comes
 from patience import until
-from row_benches import DATABASES, RowBench, add_jobs, client_of, in_both_worlds, row_bench
+from row_benches import RowBench, add_jobs, client_of, in_both_worlds, row_bench
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -34,12 +34,6 @@ JOBS: dict[str, Any] = {
     "ttl": 30,
     "poll": 0.05,
 }
-
-
-@pytest.fixture(params=DATABASES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
-    with row_bench(request.param, request, tmp_path) as made:
-        yield made
 
 
 def jobs_of(db: Any, **options: Any) -> Any:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from row_benches import DATABASES, RowBench, add_jobs, client_of, row_bench
+from row_benches import RowBench, add_jobs, client_of, refusal
 
 from fencing_sdk import BackendRefusedError, ConfigurationError, LockHeldError, UsageError
-from fencing_sdk.rows import RowLease, row_client, schema_sql
+from fencing_sdk.rows import RowLease, row_client, schema_sql, sync
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
-
-
-@pytest.fixture(params=DATABASES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
-    with row_bench(request.param, request, tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize(
@@ -40,13 +32,16 @@ def test_what_cannot_work_is_refused_before_any_request(options: dict[str, Any],
         row_client("sqlite:///app.db").rows(**options)
 
 
-@pytest.mark.parametrize("at_once", [0, True, "8", 1.5, 10**6])
-def test_a_number_of_tasks_or_rows_is_a_whole_number(at_once: Any) -> None:
-    jobs = row_client("sqlite:///app.db").rows("jobs")
+@pytest.mark.parametrize("number", [0, True, "8", 1.5, 10**6])
+def test_a_number_of_tasks_threads_or_rows_is_a_whole_number(number: Any) -> None:
+    threads = sync.row_client("sqlite:///app.db").rows("jobs")
+    for jobs in (row_client("sqlite:///app.db").rows("jobs"), threads):
+        with pytest.raises(ConfigurationError, match="at_once"):
+            jobs.each(at_once=number)
+        with pytest.raises(ConfigurationError, match="most"):
+            jobs.batch(number)
     with pytest.raises(ConfigurationError, match="at_once"):
-        jobs.each(at_once=at_once)
-    with pytest.raises(ConfigurationError, match="most"):
-        jobs.batch(at_once)
+        threads.run(print, at_once=number)
 
 
 @pytest.mark.parametrize("url", ["redis://:s3cret@localhost", "s3cret", "", None, "postgresql+asyncpg://u:s3cret@h/db"])
@@ -60,14 +55,6 @@ def test_the_url_of_another_store_is_refused_and_not_shown(url: Any) -> None:
 def test_a_migration_for_another_database_is_refused(dialect: Any) -> None:
     with pytest.raises(ConfigurationError, match="dialect"):
         schema_sql("jobs", dialect=dialect)
-
-
-async def refusal(bench: RowBench, **options: Any) -> str:
-    """Return why the claim of a row is refused."""
-    async with client_of(bench) as db:
-        with pytest.raises(BackendRefusedError) as refused:
-            await db.rows(**{"table": "jobs", **options}).take(wait=0).acquire()
-    return str(refused.value)
 
 
 class TestTables:
@@ -171,19 +158,3 @@ class TestTransactions:
             await lease.finish(transaction, state="done")
         with pytest.raises(UsageError, match="cannot be put off"):
             await lease.put_off(60)
-
-
-async def test_a_claim_is_entered_once_and_a_row_of_a_loop_at_once(bench: RowBench) -> None:
-    add_jobs(bench, 1)
-    async with client_of(bench) as db:
-        jobs = db.rows("jobs", rest=0)
-        take = jobs.take()
-        async with take:
-            pass
-        with pytest.raises(UsageError, match="entered once"):
-            await take.__aenter__()
-        with pytest.raises(UsageError, match="the first line of the loop"):
-            async for _ in jobs:
-                pass
-        async with jobs.take(wait=0) as lease:
-            assert lease.row["id"] == 1

@@ -21,7 +21,7 @@ from django.db import connections, models, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django_bench import known_to_django, settings_of
-from row_benches import DATABASES, RowBench, client_of, row_bench
+from row_benches import RowBench, client_of
 from sqlalchemy import Engine, ForeignKey, and_, func, or_
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -33,12 +33,6 @@ from fencing_sdk.rows.django import LeasedRow as DjangoLeasedRow
 from fencing_sdk.rows.sqlalchemy import LeasedRow
 
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
-
-
-@pytest.fixture(params=DATABASES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
-    with row_bench(request.param, request, tmp_path) as made:
-        yield made
 
 
 # SQLAlchemy

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import aiomysql
+import mysql_ways
 import pymysql
 import pytest
 from asyncmy.errors import OperationalError
 from mysql_server import MysqlServer
-from row_benches import MysqlRowBench, add_jobs, client_of, with_jobs
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
+from row_benches import MysqlRowBench, add_jobs, client_of, refusal, with_jobs
 
-from fencing_sdk import BackendRefusedError, BackendUnavailableError, LockHeldError, StaleTokenError, UsageError
+from fencing_sdk import BackendUnavailableError, LockHeldError, StaleTokenError, UsageError
 from fencing_sdk.rows import schema_sql
 
 _RECORD_CHANGED = 1020
@@ -49,13 +45,6 @@ def gate(bench: MysqlRowBench) -> Iterator[Callable[[], object]]:
 
 
 WAITING = "attempts = attempts + 0 * GET_LOCK('gate', 60)"
-
-
-async def refusal(bench: MysqlRowBench, **options: Any) -> str:
-    async with client_of(bench) as db:
-        with pytest.raises(BackendRefusedError) as refused:
-            await db.rows(**{"table": "jobs", **options}).take(wait=0).acquire()
-    return str(refused.value)
 
 
 class TestTables:
@@ -285,54 +274,6 @@ class TestServers:
             await lease.release()
 
 
-@asynccontextmanager
-async def of_asyncmy(server: MysqlServer) -> AsyncIterator[Any]:
-    async with server.connected() as connection:
-        await connection.begin()
-        yield connection
-        await connection.commit()
-
-
-@asynccontextmanager
-async def of_aiomysql(server: MysqlServer) -> AsyncIterator[Any]:
-    connection = await aiomysql.connect(
-        host="127.0.0.1", port=server.port, user="app", db=server.database, cursorclass=aiomysql.DictCursor
-    )
-    try:
-        yield connection
-        await connection.commit()
-    finally:
-        connection.close()
-
-
-@asynccontextmanager
-async def of_pymysql(server: MysqlServer) -> AsyncIterator[Any]:
-    with closing(pymysql.connect(host="127.0.0.1", port=server.port, user="app", database=server.database)) as opened:
-        yield opened
-        opened.commit()
-
-
-@asynccontextmanager
-async def of_sqlalchemy(server: MysqlServer) -> AsyncIterator[Any]:
-    engine = create_async_engine(server.url.replace("mysql://", "mysql+asyncmy://"))
-    try:
-        async with engine.begin() as connection:
-            yield connection
-    finally:
-        await engine.dispose()
-        await asyncio.sleep(0)  # in the next turn of the loop the transport is closed
-
-
-@asynccontextmanager
-async def of_a_session(server: MysqlServer) -> AsyncIterator[Any]:
-    engine = create_engine(server.url.replace("mysql://", "mysql+pymysql://"))
-    try:
-        with Session(engine) as session, session.begin():
-            yield session
-    finally:
-        engine.dispose()
-
-
 KEYS: dict[str, tuple[str, list[object]]] = {
     "bigint": ("BIGINT", [1, 2, 3]),
     "text": ("CHAR(36) CHARACTER SET ascii COLLATE ascii_bin", [str(ID), "it's", "x"]),
@@ -340,40 +281,28 @@ KEYS: dict[str, tuple[str, list[object]]] = {
 }
 
 
-@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-@pytest.mark.parametrize("opened", [of_asyncmy, of_aiomysql, of_pymysql, of_sqlalchemy, of_a_session])
-async def test_a_row_is_finished_in_each_drivers_transaction(
-    mysql_server: MysqlServer,
-    opened: Callable[[MysqlServer], AbstractAsyncContextManager[Any]],
-    keys: tuple[str, list[object]],
-) -> None:
-    bench = MysqlRowBench(mysql_server)
-    kind, those = keys
-    bench.ask(f"CREATE TABLE works (name {kind} PRIMARY KEY, done BOOL NOT NULL DEFAULT 0)")
-    if opened is of_aiomysql and kind.startswith("BINARY"):
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("driver", ["asyncmy", "aiomysql", "pymysql", "connection", "session-sync"])
+async def test_a_row_is_finished_in_each_drivers_transaction(mysql_server: MysqlServer, driver: str, keys: str) -> None:
+    if (driver, keys) == ("aiomysql", "bytes"):
         pytest.skip("aiomysql 0.3 writes no bytes with this PyMySQL")
+    bench = MysqlRowBench(mysql_server)
+    kind, those = KEYS[keys]
+    bench.ask(f"CREATE TABLE works (name {kind} PRIMARY KEY, done BOOL NOT NULL DEFAULT 0)")
     for statement in schema_sql("works", dialect="mysql"):
         bench.ask(statement)
     for key in those:
         bench.ask("INSERT INTO works (name) VALUES (%s)", key)
-    async with client_of(bench) as db:
+    async with client_of(bench) as db, mysql_ways.opened(driver, bench.url) as way:
         works = db.rows("works", key="name", where="done = 0")
         async with works.take() as one, works.batch(2).take() as others:
             await one.renew()
             await others.renew()
             for lease in (one, others):
-                async with opened(mysql_server) as transaction:
+                async with way.begin() as transaction:
                     await lease.admit(transaction)
                     await lease.finish(transaction, done=1)
                 with pytest.raises(UsageError, match="already"):
-                    async with opened(mysql_server) as transaction:
+                    async with way.begin() as transaction:
                         await lease.finish(transaction, done=0)
     assert bench.ask("SELECT count(*) FROM works WHERE done = 1") == [(3,)]
-
-
-async def test_a_connection_that_commits_by_itself_is_refused(bench: MysqlRowBench) -> None:
-    add_jobs(bench, 1)
-    async with client_of(bench) as db, db.rows("jobs").take() as lease:
-        async with bench.server.connected(autocommit=True) as connection:
-            with pytest.raises(UsageError, match="commits every statement by itself"):
-                await lease.finish(connection, state="done")

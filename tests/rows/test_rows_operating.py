@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from postgresql_server import PostgresqlServer
 from prometheus_client import CollectorRegistry
-from row_benches import DATABASES, PostgresqlRowBench, RowBench, add_jobs, client_of, row_bench
+from row_benches import PostgresqlRowBench, RowBench, add_jobs, client_of
 
 from fencing_sdk import (
     BackendRefusedError,
@@ -34,12 +33,6 @@ from fencing_sdk.rows import schema_sql
 pytest_plugins = ["postgresql_fixtures", "mysql_fixtures"]
 
 
-@pytest.fixture(params=DATABASES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowBench]:
-    with row_bench(request.param, request, tmp_path) as made:
-        yield made
-
-
 def url_of(bench: RowBench, tables: str = "table=jobs") -> str:
     return f"rows+{bench.url}{'&' if '?' in bench.url else '?'}{tables}"
 
@@ -48,8 +41,8 @@ def store_of(bench: RowBench, tables: str = "table=jobs") -> LockClient:
     return connect(url_of(bench, tables))
 
 
-def create(bench: RowBench, name: str, key: str) -> None:
-    bench.ask(f"CREATE TABLE {name} (id {key} PRIMARY KEY)")
+def create(bench: RowBench, name: str, key: str, *, column: str = "id") -> None:
+    bench.ask(f"CREATE TABLE {name} ({column} {key} PRIMARY KEY)")
     for statement in schema_sql(name, dialect=bench.url.partition(":")[0]):
         bench.ask(statement)
 
@@ -213,11 +206,9 @@ def test_a_driver_that_is_missing_is_named_with_its_cure(scheme: str, driver: st
 
 async def test_what_else_stands_in_the_query_is_for_the_database(postgresql_server: PostgresqlServer) -> None:
     url = f"rows+{postgresql_server.url}?sslmode=disable&table=public.jobs&key=number"
-    postgresql_server.ask("CREATE TABLE jobs (number UUID PRIMARY KEY DEFAULT gen_random_uuid())")
-    for statement in schema_sql("jobs", dialect="postgresql"):
-        postgresql_server.ask(statement)
-    postgresql_server.ask("INSERT INTO jobs DEFAULT VALUES")
-    ((number,),) = postgresql_server.ask("UPDATE jobs SET leased_until = now() + interval '1h' RETURNING number::text")
+    create(PostgresqlRowBench(postgresql_server), "jobs", "UUID", column="number")
+    lease = "INSERT INTO jobs VALUES (gen_random_uuid(), now() + interval '1h') RETURNING number::text"
+    ((number,),) = postgresql_server.ask(lease)
     async with connect(url) as locks:
         assert await names_in(locks) == [f"public.jobs/{number}"]
         with pytest.raises(BackendRefusedError, match="invalid input syntax for type uuid"):
@@ -226,9 +217,7 @@ async def test_what_else_stands_in_the_query_is_for_the_database(postgresql_serv
 
 async def test_a_row_in_a_transaction_is_not_waited_for_long(postgresql_server: PostgresqlServer) -> None:
     """A worker that is frozen in the transaction that finishes its row keeps it locked."""
-    postgresql_server.ask("CREATE TABLE jobs (id INT PRIMARY KEY)")
-    for statement in schema_sql("jobs", dialect="postgresql"):
-        postgresql_server.ask(statement)
+    create(PostgresqlRowBench(postgresql_server), "jobs", "INT")
     postgresql_server.ask("INSERT INTO jobs VALUES (1, now() + interval '1h', 7)")
     async with connect(f"rows+{postgresql_server.url}?table=jobs") as locks, postgresql_server.connected() as frozen:
         async with frozen.transaction():
@@ -277,9 +266,7 @@ async def test_the_doctor_knows_the_settings_of_the_role_and_a_proxy(postgresql_
     from pgbouncer import PgBouncer
     from required_program import require_program
 
-    postgresql_server.ask("CREATE TABLE jobs (id INT PRIMARY KEY)")
-    for statement in schema_sql("jobs", dialect="postgresql"):
-        postgresql_server.ask(statement)
+    create(PostgresqlRowBench(postgresql_server), "jobs", "INT")
     database = postgresql_server.database
     postgresql_server.ask(f"ALTER DATABASE \"{database}\" SET idle_in_transaction_session_timeout = '60s'")
     assert await findings_of(f"rows+{postgresql_server.url}?table=jobs") == {}

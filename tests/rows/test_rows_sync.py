@@ -104,16 +104,14 @@ def test_what_is_no_event_is_refused(db: RowClient) -> None:
         db.rows("jobs", cancel=7)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda jobs: jobs.take().acquire(),
-        lambda jobs: jobs.take().__enter__(),
-        lambda jobs: next(iter(jobs)),
-        lambda jobs: jobs.run(print, at_once=3),
-    ],
-    ids=["handle", "block", "loop", "run"],
-)
+TAKES: dict[str, Callable[[LeasedRows], object]] = {
+    "handle": lambda jobs: jobs.take().acquire(),
+    "block": lambda jobs: jobs.take().__enter__(),
+    "loop": lambda jobs: next(iter(jobs)),
+}
+
+
+@pytest.mark.parametrize("take", [*TAKES.values(), lambda jobs: jobs.run(print, at_once=3)], ids=[*TAKES, "run"])
 def test_a_wait_that_is_interrupted_claims_nothing(
     bench: RowBench, jobs: LeasedRows, take: Callable[[LeasedRows], object]
 ) -> None:
@@ -125,15 +123,7 @@ def test_a_wait_that_is_interrupted_claims_nothing(
     assert leased(bench) == 0
 
 
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda jobs: jobs.take().acquire(),
-        lambda jobs: jobs.take().__enter__(),
-        lambda jobs: next(iter(jobs)),
-    ],
-    ids=["handle", "block", "loop"],
-)
+@pytest.mark.parametrize("take", TAKES.values(), ids=TAKES)
 def test_a_row_that_was_claimed_when_its_caller_was_interrupted_is_given_back(
     bench: RowBench, jobs: LeasedRows, monkeypatch: pytest.MonkeyPatch, take: Callable[[LeasedRows], object]
 ) -> None:
@@ -261,14 +251,6 @@ def test_what_cannot_be_called_with_a_lease_is_refused(jobs: LeasedRows, handle:
             jobs.run(wrong)
         with pytest.raises(ConfigurationError, match="handle must be a plain function"):
             jobs.each()(wrong)
-
-
-@pytest.mark.parametrize("number", [0, True, "8", 1.5, 10**6])
-def test_a_number_of_threads_is_a_whole_number(jobs: LeasedRows, number: Any) -> None:
-    with pytest.raises(ConfigurationError, match="at_once"):
-        jobs.run(print, at_once=number)
-    with pytest.raises(ConfigurationError, match="at_once"):
-        jobs.each(at_once=number)
 
 
 def test_an_interrupt_of_a_run_waits_for_the_work_of_its_threads(bench: RowBench, jobs: LeasedRows) -> None:
