@@ -163,6 +163,19 @@ async def test_a_finish_is_made_once(bench: RowBench) -> None:
 
 
 @in_both_worlds
+async def test_an_error_after_the_finish_leases_nothing_again(bench: RowBench) -> None:
+    add_jobs(bench, 1)
+    async with client_of(bench) as db:
+        with pytest.raises(ZeroDivisionError):
+            async with jobs_of(db, rest=60).take() as lease:
+                async with bench.transaction() as transaction:
+                    await lease.finish(transaction, state="queued")
+                raise ZeroDivisionError
+        async with jobs_of(db).take(wait=0) as again:
+            assert again.row["attempts"] == 2
+
+
+@in_both_worlds
 async def test_a_renewal_revives_no_lease(bench: RowBench) -> None:
     add_jobs(bench, 2)
     free = "SELECT leased_until FROM jobs WHERE id = 2"

@@ -196,6 +196,21 @@ class TestLocks:
             for lease in (ahead, behind, await waiting):
                 await lease.release()
 
+    async def test_a_row_that_was_claimed_after_the_look_is_passed_over(
+        self, bench: MysqlRowBench, gate: Callable[[], object]
+    ) -> None:
+        """The look reads a snapshot, and the lock the row as it is by then."""
+        add_jobs(bench, 2)
+        async with client_of(bench) as db, client_of(bench) as other:
+            late = other.rows("jobs", where="GET_LOCK('gate', 60) = 1")
+            waiting = asyncio.create_task(late.take().acquire())
+            await bench.server.has_a_waiter_for("gate")
+            async with db.rows("jobs").take(wait=0) as first:
+                gate()
+                second = await waiting
+                assert [first.row["id"], second.row["id"]] == [1, 2]
+                await second.release()
+
     async def test_a_row_that_is_locked_delays_the_renewal_of_no_other(self, bench: MysqlRowBench) -> None:
         add_jobs(bench, 2)
         ends = "SELECT leased_until FROM jobs ORDER BY id"
