@@ -59,7 +59,7 @@ from fencing_sdk._etcd import (
 from fencing_sdk._values.claim import Busy, Claim, Gone, Permit, Place, Seen
 from fencing_sdk._values.loop_owner import ForkDetector, Uncopied
 from fencing_sdk._values.url import option_names
-from fencing_sdk.abc import ALL_MODES, WAITER_TTL, Bell, Kept, News
+from fencing_sdk.abc import ALL_MODES, READER, WAITER_TTL, Bell, Kept, News
 from fencing_sdk.abc.line import REASON_TTL
 from fencing_sdk.backends import take_options
 from fencing_sdk.backends._shared.background_task import BackgroundTask, BackgroundTasks
@@ -278,11 +278,11 @@ class EtcdBackend(Uncopied):
         together: dict[bytes | str, list[bytes]] = {}
         for key in dict.fromkeys(looks):
             claim, _ = kept[key]
-            together.setdefault(claim.name if claim.mode.shared else key, []).append(key)
+            together.setdefault(claim.name if claim.mode == READER else key, []).append(key)
 
         async def look(keys: Sequence[bytes]) -> None:
             views: Sequence[TicketView | None] = [None]
-            if len(keys) > 1:  # of shared modes: a look at the whole line for each would read its square
+            if len(keys) > 1:  # readers: a look at the whole line for each would read its square
                 views = await self._look_for([kept[key] for key in keys])
 
             async def one(key: bytes, view: TicketView | None) -> None:
@@ -296,7 +296,7 @@ class EtcdBackend(Uncopied):
         return [found.get(key) for key in keys]
 
     async def _look_for(self, tickets: Sequence[Kept]) -> list[TicketView]:
-        """Look for tickets of shared modes and of one name; move those that hold to the leases of their ttls."""
+        """Look for readers of one name; move those that hold to the leases of their ttls."""
         views = await self._lines.look_for("renew", [claim for claim, _ in tickets])
         line = {stand.key.key: stand for stand in views[0].view.stands}
         moves: dict[float, list[TicketKey]] = {}
@@ -397,7 +397,7 @@ class EtcdBackend(Uncopied):
             seen = None
             view, at = look.view, look.view.find(key)
             if at is not None and view.stands[at].unwritten:
-                view = await self._lines.settle(operation, claim.name, view)
+                view = await self._lines.settle(operation, claim.name, view, mode=claim.mode)
                 at = view.find(key)
             mine = view.stands[at] if at is not None else None
             if mine is None or mine.key.stays is not None or number not in {0, mine.key.created}:
@@ -448,9 +448,7 @@ class EtcdBackend(Uncopied):
         key = self._keys.own(claim)
         for _ in range(_TRIES):
             look = await self._lines.delete(claim, lease, created)
-            if not isinstance(look, TicketView):
-                if look:
-                    await self._settle("release", claim.name)
+            if look is None:
                 return None
             unknown = unknown or look.view.earlier_unknown
             if (at := look.view.find(key)) is None:
@@ -460,11 +458,6 @@ class EtcdBackend(Uncopied):
                 return None
             lease, created = found.lease, found.created
         raise BackendUnavailableError(BACKEND, "release", "a ticket changes whenever it is to be deleted")
-
-    async def _settle(self, operation: str, name: str) -> None:
-        """Let those hold who do by what was just done. If that fails, they find it themselves."""
-        with suppress(BackendError):
-            await self._lines.settle(operation, name)
 
     async def _park(self, claim: Claim, after: float) -> Gone | None:
         """Let a ticket that holds stay, on a lease of its own, with a mark."""
@@ -500,7 +493,8 @@ class EtcdBackend(Uncopied):
                     continue
                 ended = True
                 if len(over) <= BATCH:
-                    await self._settle("revoke", name)
+                    with suppress(BackendError):  # if that fails, they find it themselves
+                        await self._lines.settle("revoke", name)
                     return True
         raise BackendUnavailableError(BACKEND, "revoke", "the holders of the lock change whenever it is looked at")
 

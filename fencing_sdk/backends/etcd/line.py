@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,14 +40,12 @@ from fencing_sdk._values.claim import READER, Busy, Claim, Mode, Permit
 from fencing_sdk._values.token import TOKEN_LIMIT
 from fencing_sdk.backends.etcd.keys import EtcdKeys, Stand, TicketKey, settled, value_of
 from fencing_sdk.backends.etcd.leases import BACKEND, BATCH, SharedLease
-from fencing_sdk.errors import BackendRefusedError, BackendUnavailableError
+from fencing_sdk.errors import BackendError, BackendRefusedError, BackendUnavailableError
 
 LOOK_AFTER = 2.5
 """Seconds: what a lease has left is not read; a watch rings when it ends."""
 _TRIES = 30
 """Times that a line is looked at while others come and go."""
-_AHEAD = 60
-"""Tickets that are read, when a permit is given back, beyond those that may hold."""
 
 
 class View(NamedTuple):
@@ -136,7 +135,7 @@ class EtcdLines:
                 view = View([before, Stand(mine, None)], revision, earlier_unknown)
         if not view.stands[-1].unwritten:
             return view
-        return await self.settle("acquire", claim.name, view, own=(key, holds.number))
+        return await self.settle("acquire", claim.name, view, own=(key, holds.number), mode=mode)
 
     async def put_if_it_holds(self, claim: Claim, lease: SharedLease, *, noted: bool) -> View | Busy | None:
         """Put the claim's key if it holds at once. None: the owner has a ticket."""
@@ -177,18 +176,20 @@ class EtcdLines:
 
     # Looks
 
-    async def whole(self, operation: str, name: str) -> View:
-        """Read the line of *name*."""
+    async def whole(self, operation: str, name: str, most: int | None = None) -> View:
+        """Read the line of *name*, or at *most* so many of its first tickets."""
         begin, end = self._keys.line(name)
-        fields, _ = await self.ask(operation, RANGE, ranged(begin, end=end)["request_range"], hedged=True)
+        look = ranged(begin, end=end) if most is None else ranged(begin, end=end, first=most)
+        fields, _ = await self.ask(operation, RANGE, look["request_range"], hedged=True)
         return View(settled(_in_line(entries(fields, TicketKey))), _revision(fields))
 
     async def look(self, operation: str, claim: Claim, created: int) -> TicketView:
         """Look how the claim's ticket stands: that of number *created*, or 0 for whichever there is."""
         key, (begin, end) = self._keys.own(claim), self._keys.line(claim.name)
         parts = [ranged(begin, end=end)]
-        if created and not claim.mode.shared:
-            parts = [ranged(key), ranged(begin, end=end, last=1, before=created), ranged(begin, end=end, first=1)]
+        if created and claim.mode != READER:
+            width = claim.mode.width
+            parts = [ranged(key), ranged(begin, end=end, last=1, before=created), ranged(begin, end=end, first=width)]
         body = txn(compare=[], success=[*parts, ranged(self._keys.note(key))])
         fields, _ = await self.ask(operation, TXN, body, hedged=True)
         *found, note = responses(fields, len(parts) + 1)
@@ -196,7 +197,7 @@ class EtcdLines:
         return TicketView(View(settled(_in_line(line.values())), _revision(fields)), _reason_in(note))
 
     async def look_for(self, operation: str, claims: Sequence[Claim]) -> list[TicketView]:
-        """Look how tickets of shared modes and of one name stand, with all that hold by now written."""
+        """Look how readers of one name stand, with all that hold by now written."""
         view = await self.whole(operation, claims[0].name)
         if any(stand.unwritten for stand in view.stands):
             view = await self.settle(operation, claims[0].name, view)
@@ -217,16 +218,25 @@ class EtcdLines:
         return [_in_line(_readable(part)) for part in responses(fields, len(look))]
 
     async def settle(
-        self, operation: str, name: str, view: View | None = None, *, own: tuple[bytes, int] = (b"", 0)
+        self,
+        operation: str,
+        name: str,
+        view: View | None = None,
+        *,
+        own: tuple[bytes, int] = (b"", 0),
+        mode: Mode = READER,
     ) -> View:
         """
         Write all that the tickets hold which hold by now.
 
         *view*: a look that has just been made. *own*: a key that is moved to another lease if it is written.
+        *mode*: of permits, only as many as there are can hold.
         """
-        failures = 0
+        failures, most = 0, mode.of if isinstance(mode, Permit) else None
         while failures < _TRIES:
-            view = await self.whole(operation, name) if view is None else view
+            view = await self.whole(operation, name, most) if view is None else view
+            if most is not None and any(stand.key.mode.word != mode.word for stand in view.stands):
+                most, view = None, await self.whole(operation, name)
             part = [stand for stand in view.stands if stand.unwritten][:BATCH]
             if not part:
                 return view
@@ -249,15 +259,15 @@ class EtcdLines:
 
     # Out of the line
 
-    async def delete(self, claim: Claim, lease: int, created: int) -> bool | TicketView:
+    async def delete(self, claim: Claim, lease: int, created: int) -> TicketView | None:
         """
-        Delete the claim's key if it is on this *lease*; else look.
+        Delete the claim's key if it is on this *lease*, and let those hold who do by that; else look.
 
-        Return whether others may hold by that, whose token or number has to be written.
+        If that fails, they find it themselves.
         """
         key, (begin, end) = self._keys.own(claim), self._keys.line(claim.name)
-        most = claim.mode.of + _AHEAD if isinstance(claim.mode, Permit) else 1
-        first, before = ranged(begin, end=end, first=most), ranged(begin, end=end, last=1, before=created)
+        may_hold = claim.mode.of if isinstance(claim.mode, Permit) else 1
+        first, before = ranged(begin, end=end, first=may_hold), ranged(begin, end=end, last=1, before=created)
         fields, earlier_unknown = await self.ask(
             "release",
             TXN,
@@ -270,9 +280,14 @@ class EtcdLines:
         )
         one, two, three = responses(fields, 3)
         if fields.get("succeeded") is True:
-            late = any(stand.unwritten for stand in settled(_in_line(_readable(two))))
-            # A reader that leaves lets no one else in, but for the one who is first now.
-            return late or (claim.mode != READER and any(each.mode.shared for each in _readable(three)))
+            view = View(settled(_in_line(_readable(two))), revision_in(fields))
+            word = claim.mode.word
+            between = any(each.mode.shared and each.mode.word != word for each in _readable(three))
+            if between or any(stand.unwritten for stand in view.stands):
+                with suppress(BackendError):
+                    known = view if isinstance(claim.mode, Permit) and not between else None
+                    await self.settle("release", claim.name, known, mode=claim.mode)
+            return None
         line = {each.key: each for part in (two, one) for each in _readable(part)}
         view = View(settled(_in_line(line.values())), _revision(fields), earlier_unknown)
         return TicketView(view, _reason_in(three))

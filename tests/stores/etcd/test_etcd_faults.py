@@ -312,6 +312,18 @@ async def test_more_readers_than_fit_into_a_transaction_hold_together_and_are_en
     assert await granted(etcd, writer) > token
 
 
+async def test_among_many_permits_only_those_that_may_hold_are_read(etcd: EtcdBackend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(etcd_backend, "WAITER_TTL", 60.0)
+    claims, found = [Claim("a", 600.0, mode=Permit(3)) for _ in range(60)], []
+    await asyncio.gather(*map(etcd.draw, claims))
+    read = TicketKey.read
+    monkeypatch.setattr(TicketKey, "read", lambda fields: found.append(read(fields)) or found[-1])
+    for number, claim in enumerate(claims):
+        await etcd.keep([(other, 0) for other in claims[number : number + 3]])
+        await etcd.give_back(claim)
+    assert len(found) <= 15 * len(claims)
+
+
 async def test_a_name_in_which_another_program_writes_grants_nothing(etcd: EtcdBackend, etcd_server: EtcdCluster):
     for value in ("", "[]", '{"of":"x"}', '{"mode":"permit","of":2,"permit":-1}', '{"mode":"x"}'):
         body = {"key": b64(f"fencing/a/{32 * '0'}"), "value": b64(value)}
