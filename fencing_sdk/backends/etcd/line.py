@@ -2,10 +2,11 @@
 The requests to etcd about lines.
 
 A draw puts a key at the end of the line, or, if it must hold at once, puts it only where it does. A look reads as much
-of a line as decides how one ticket stands: of a lock and a writer, the key ahead; of others, the line.
+of a line as decides how one ticket stands: the key ahead, and of the first keys as many as may hold together; of
+readers the line, once for all readers of a keep.
 
-Tokens of readers and numbers of permits are written for all tickets that hold by now, in one transaction which compares
-that none of these keys has changed. So two clients that write for one line write the same, or one of them looks again.
+Tokens of readers and numbers of permits are written for all tickets that hold by now, in transactions which compare
+that none of their keys has changed. So two clients that write for one line write the same, or one of them looks again.
 """
 
 from __future__ import annotations
