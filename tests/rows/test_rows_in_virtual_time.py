@@ -195,3 +195,19 @@ def test_a_drain_lets_work_end_and_claims_nothing_more(office: Office) -> None:
     office.world.finish(looping)
     assert ended == ["jobs/1"]
     assert office.states() == [(1, "done"), (2, "queued")]
+
+
+def test_a_row_that_is_claimed_for_a_task_that_has_left_is_free_at_once(office: Office) -> None:
+    """Tasks that ask while a claim is under way share the next one: the rows go to those that are still there."""
+    office.add(1, 2, 3)
+    jobs = office.jobs(office.a)
+    office.a.link.delay(0.5, "acquire")
+    first = office.a.start(office.take_and_finish, jobs, 5.0)
+    office.world.sleep(0.1)
+    left, other = (office.a.start(office.take_and_finish, jobs, 3.0) for _ in range(2))
+    office.world.sleep(0.1)
+    left.cancel()
+    office.world.sleep(2)
+    assert office.b.run(office.take_and_finish, office.jobs(office.b), 0.0) == "jobs/3"
+    assert not other.done()
+    assert [office.world.finish(task) for task in (first, other)] == ["jobs/1", "jobs/2"]
