@@ -211,3 +211,20 @@ def test_a_row_that_is_claimed_for_a_task_that_has_left_is_free_at_once(office: 
     assert office.b.run(office.take_and_finish, office.jobs(office.b), 0.0) == "jobs/3"
     assert not other.done()
     assert [office.world.finish(task) for task in (first, other)] == ["jobs/1", "jobs/2"]
+
+
+def test_the_loss_of_one_row_of_a_batch_is_found_although_another_one_is_locked(office: Office) -> None:
+    office.add(1, 2)
+    ask = office.app.connection.execute
+
+    async def lose() -> None:
+        async with office.jobs(office.a).batch(2).take() as lease:
+            ask("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = 1")
+            ask("CREATE TRIGGER locked BEFORE UPDATE ON jobs WHEN old.id = 2 BEGIN SELECT raise(IGNORE); END")
+            try:
+                await lease.renew()
+            finally:
+                ask("DROP TRIGGER locked")
+
+    with pytest.raises(LeaseLostError):
+        office.a.run(lose)
