@@ -228,3 +228,17 @@ def test_the_loss_of_one_row_of_a_batch_is_found_although_another_one_is_locked(
 
     with pytest.raises(LeaseLostError):
         office.a.run(lose)
+
+
+def test_a_commit_may_take_longer_than_the_lease(office: Office) -> None:
+    """Its lock on the row is the lease: no renewal has to be answered."""
+    office.add(1)
+
+    async def commit_slowly() -> None:
+        async with office.jobs(office.a).take() as lease, office.app.transaction() as transaction:
+            await lease.finish(transaction, state="done")
+            office.a.link.drop("renew")
+            await asyncio.sleep(100)
+
+    office.a.run(commit_slowly)
+    assert office.states() == [(1, "done")]
