@@ -242,3 +242,18 @@ def test_a_commit_may_take_longer_than_the_lease(office: Office) -> None:
 
     office.a.run(commit_slowly)
     assert office.states() == [(1, "done")]
+
+
+def test_a_row_that_is_finished_while_its_renewal_is_under_way_is_not_lost(office: Office) -> None:
+    office.add(1)
+
+    async def finish_meanwhile() -> None:
+        async with office.jobs(office.a).take() as lease:
+            office.a.link.delay(0.5, "renew", way="request", times=1)
+            renewing = asyncio.create_task(lease.renew())
+            await asyncio.sleep(0.1)
+            await office.finish(lease)
+            await renewing
+
+    office.a.run(finish_meanwhile)
+    assert office.states() == [(1, "done")]
