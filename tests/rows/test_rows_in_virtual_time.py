@@ -257,3 +257,18 @@ def test_a_row_that_is_finished_while_its_renewal_is_under_way_is_not_lost(offic
 
     office.a.run(finish_meanwhile)
     assert office.states() == [(1, "done")]
+
+
+def test_one_claim_of_a_table_is_under_way_at_a_time(office: Office) -> None:
+    """Tasks that ask meanwhile share the next one."""
+    office.add(1, 2, 3)
+    statements: list[str] = []
+    office.app.connection.set_trace_callback(statements.append)
+    jobs = office.jobs(office.a)
+    office.a.link.delay(0.5, "acquire")
+    tasks = []
+    for _ in range(3):
+        tasks.append(office.a.start(office.take_and_finish, jobs, 5.0))
+        office.world.sleep(0.1)
+    assert [office.world.finish(task) for task in tasks] == ["jobs/1", "jobs/2", "jobs/3"]
+    assert sum("leased_by =" in statement for statement in statements) == 2
