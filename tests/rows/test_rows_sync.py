@@ -306,8 +306,16 @@ def test_an_error_that_ends_one_thread_of_a_run_ends_the_others(bench: RowBench,
 # Forks
 
 FORKS = """
-import os, sys, time
+import os, sys, threading, time
+from fencing_sdk.rows._store import RowStore
 from fencing_sdk.rows.sync import row_client
+
+claim_for, under_way, forked = RowStore._claim_for, threading.Event(), threading.Event()
+
+async def claim_after_the_fork(*claim):
+    under_way.set()
+    forked.wait()
+    await claim_for(*claim)
 
 db = row_client(sys.argv[1])
 jobs = db.rows("jobs", where="state = 'queued'", ttl=60)
@@ -325,7 +333,12 @@ def finish(lease):
 
 with db:
     lease = jobs.take().acquire()
+    RowStore._claim_for = claim_after_the_fork
+    beside = threading.Thread(target=lambda: jobs.take().acquire().release())
+    beside.start()
+    under_way.wait()
     child = os.fork()
+    forked.set()
     if child == 0:
         assert not lease.held
         with jobs.take(wait=20) as own:
@@ -334,6 +347,7 @@ with db:
         db.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+    beside.join()
     with lease:
         finish(lease)
 """
@@ -342,7 +356,8 @@ with db:
 @pytest.mark.server
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_forked_child_claims_rows_of_its_own(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Another thread's claim is under way when its parent forks."""
     with row_bench(kind, request, tmp_path) as bench:
-        add_jobs(bench, 2)
+        add_jobs(bench, 3)
         subprocess.run([sys.executable, "-c", FORKS, bench.url], check=True, timeout=PATIENCE)
         assert bench.ask("SELECT count(*) FROM jobs WHERE state = 'done'") == [(2,)]
