@@ -240,7 +240,7 @@ class RowStore(Uncopied):
                 return
             raise
         rows = [ClaimedRow(row[table.key], row["lease_token"], row) for row in found]
-        for each in sorted(batch, key=lambda each: each.count):
+        for each in batch:
             if each.left or each.answer.done():
                 continue
             if not rows:

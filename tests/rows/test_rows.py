@@ -68,6 +68,15 @@ async def test_a_row_is_claimed_by_one_at_a_time(bench: RowBench) -> None:
 
 
 @in_both_worlds
+async def test_rows_are_claimed_in_the_order_of_the_application(bench: RowBench) -> None:
+    add_jobs(bench, 3)
+    bench.ask("UPDATE jobs SET priority = id")
+    async with client_of(bench) as db:
+        async with jobs_of(db, order="priority DESC").batch(2).take(wait=0) as lease:
+            assert {row["id"] for row in lease.rows} == {2, 3}
+
+
+@in_both_worlds
 async def test_leaving_without_a_finish_gives_the_row_back_at_once(bench: RowBench) -> None:
     add_jobs(bench, 1)
     async with client_of(bench) as db:

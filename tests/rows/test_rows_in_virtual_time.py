@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +37,12 @@ class Office:
     async def finish(self, lease: RowLease, state: str = "done") -> None:
         async with self.app.transaction() as transaction:
             await lease.finish(transaction, state=state)
+
+    async def take_and_admit(self, jobs: LeasedRows, work: float) -> None:
+        async with jobs.take() as lease:
+            await asyncio.sleep(work)
+            async with self.app.transaction() as transaction:
+                await lease.admit(transaction)
 
     async def take_and_finish(self, jobs: LeasedRows, work: float, state: str = "done") -> str:
         async with jobs.take() as lease:
@@ -74,9 +80,10 @@ def test_a_row_of_a_worker_that_crashed_is_free_after_its_ttl(office: Office) ->
     assert office.states() == [(1, "done")]
 
 
-def test_a_frozen_worker_finishes_nothing(office: Office) -> None:
+@pytest.mark.parametrize("settle", [Office.take_and_finish, Office.take_and_admit])
+def test_a_frozen_worker_finishes_nothing(office: Office, settle: Callable[..., Awaitable[object]]) -> None:
     office.add(1)
-    work = office.a.start(office.take_and_finish, office.jobs(office.a), 3.0, "by A")
+    work = office.a.start(settle, office, office.jobs(office.a), 3.0)
     office.world.sleep(1)
     office.a.pause()
     assert office.b.run(office.take_and_finish, office.jobs(office.b), 0.0, "by B") == "jobs/1"

@@ -17,7 +17,7 @@ from asyncmy.errors import OperationalError
 from mysql_server import MysqlServer
 from row_benches import MysqlRowBench, add_jobs, client_of, refusal, with_jobs
 
-from fencing_sdk import BackendUnavailableError, LockHeldError, StaleTokenError, UsageError
+from fencing_sdk import BackendUnavailableError, LockHeldError, StaleTokenError, UsageError, connect
 from fencing_sdk.rows import schema_sql
 
 _RECORD_CHANGED = 1020
@@ -97,6 +97,15 @@ class TestTables:
                 assert (before[0], before[1] < after[1]) == (after[0], True)
             assert bench.ask("SELECT at, leased_until FROM jobs") == [(before[0], datetime(1970, 1, 1))]  # noqa: DTZ001
 
+    async def test_a_text_is_not_the_key_0(self, bench: MysqlRowBench) -> None:
+        add_jobs(bench, 1)
+        bench.ask("UPDATE jobs SET id = 0")
+        async with client_of(bench) as db, connect(f"rows+{bench.url}?table=jobs") as locks:
+            async with db.rows("jobs", ttl=3600).take() as lease:
+                assert await locks.holders("jobs/zero") == []
+                assert not await locks.revoke("jobs/zero", token=lease.token, reason="a slip")
+                assert await locks.holders("jobs/0")
+
 
 class TestSqlOfTheApplication:
     @pytest.mark.parametrize(
@@ -173,6 +182,11 @@ class TestSqlOfTheApplication:
                 with pytest.raises(LockHeldError):
                     await other.rows("jobs").take(wait=0).acquire()
 
+    async def test_an_assignment_sees_the_lease_as_it_was(self, bench: MysqlRowBench) -> None:
+        bench.ask("INSERT INTO jobs (id, lease_token) VALUES (1, 7)")
+        async with client_of(bench) as db, db.rows("jobs", on_claim="result = lease_token").take(wait=0) as lease:
+            assert lease.row["result"] == "7"
+
 
 class TestLocks:
     async def test_a_claim_holds_up_neither_renewals_nor_other_claims(
@@ -184,12 +198,12 @@ class TestLocks:
         options: dict[str, Any] = {"where": "state = 'queued'", "order": "priority, id"}
         async with client_of(bench) as db, client_of(bench) as other:
             ahead = await db.rows("jobs", **options).batch(10).take().acquire()
-            waiting = asyncio.create_task(other.rows("jobs", on_claim=WAITING, **options).take().acquire())
+            waiting = asyncio.create_task(db.rows("jobs", on_claim=WAITING, **options).take().acquire())
             await bench.server.has_a_waiter_for("gate")
             before = bench.ask("SELECT min(leased_until) FROM jobs WHERE id <= 10")
             await ahead.renew()
             assert bench.ask("SELECT min(leased_until) FROM jobs WHERE id <= 10") > before
-            behind = await db.rows("jobs", **options).take(wait=0).acquire()
+            behind = await other.rows("jobs", **options).take(wait=0).acquire()
             assert (behind.row["id"], waiting.done()) == (12, False)
             gate()
             assert (await waiting).row["id"] == 11
@@ -210,6 +224,15 @@ class TestLocks:
                 second = await waiting
                 assert [first.row["id"], second.row["id"]] == [1, 2]
                 await second.release()
+
+    async def test_a_claim_looks_again_behind_rows_that_others_have_locked(self, bench: MysqlRowBench) -> None:
+        """Whether its first look has found some rows, or none at all."""
+        add_jobs(bench, 12)
+        async with client_of(bench) as db, bench.transaction() as transaction:
+            await transaction.cursor().executemany("SELECT id FROM jobs WHERE id = %s FOR UPDATE", [*range(1, 10)])
+            jobs = db.rows("jobs")
+            async with jobs.batch(2).take(wait=0) as some, jobs.take(wait=0) as last:
+                assert [row["id"] for row in [*some.rows, *last.rows]] == [10, 11, 12]
 
     async def test_a_row_that_is_locked_delays_the_renewal_of_no_other(self, bench: MysqlRowBench) -> None:
         add_jobs(bench, 2)
@@ -246,14 +269,18 @@ class TestLocks:
             await lease.release()
 
     async def test_a_batch_in_a_transaction_locks_no_other_row(self, bench: MysqlRowBench) -> None:
-        """At the level of these servers, a table that is read as a whole is locked as a whole."""
-        add_jobs(bench, 6)
-        async with client_of(bench) as db, db.rows("jobs").batch(3).take() as lease:
+        """
+        At the level of these servers, a table that is read as a whole is locked as a whole.
+
+        They choose to read it so for most of its rows.
+        """
+        add_jobs(bench, 12)
+        async with client_of(bench) as db, db.rows("jobs").batch(9).take() as lease:
             async with bench.transaction() as transaction:
                 await lease.admit(transaction)
                 await lease.finish(transaction, state="done")
                 free = bench.ask("SELECT id FROM jobs FOR UPDATE SKIP LOCKED")
-                assert sorted(free) == [(4,), (5,), (6,)]
+                assert sorted(free) == [(10,), (11,), (12,)]
 
     async def test_a_zombie_that_has_read_before_is_stale(self, bench: MysqlRowBench) -> None:
         """
