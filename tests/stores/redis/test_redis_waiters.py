@@ -138,12 +138,14 @@ async def test_no_newcomer_overtakes_a_waiter(redis_server, proxy, answers_may_b
 async def test_more_readers_than_one_run_lets_in_are_let_in_by_those_before_them(redis_server):
     """The bound of a run is 500."""
     async with opened(redis_server.url) as (locks, _):
-        shared, held = locks.rwlock("a", ttl=60), []
+        shared, held, all_hold = locks.rwlock("a", ttl=60), [], asyncio.Event()
 
         async def read() -> None:
             async with shared.reader as lease:
                 held.append(lease.token)
-                await until(lambda: len(held) == 1100, what="all readers hold")
+                if len(held) == 1100:
+                    all_hold.set()
+                await all_hold.wait()  # for 1,100 tasks that ask again and again, renewals would come too late
 
         async with shared.writer:
             readers = [asyncio.create_task(read()) for _ in range(1100)]
