@@ -212,6 +212,8 @@ def test_work_whose_row_is_lost_goes_on_and_finishes_nothing(bench: RowBench, db
     with pytest.raises(LeaseLostError) as lost:
         with db.rows("jobs", max_hold=0.2).take() as lease:
             assert lease.wait_lost(PATIENCE) is LossReason.EXPIRED
+            with closing(sqlite3.connect(bench.url.partition("///")[2])) as connection, pytest.raises(LeaseLostError):
+                lease.admit(connection)
             finish(bench, lease)
     assert lost.value.reason is LossReason.EXPIRED
     assert bench.ask("SELECT state FROM jobs") == [("queued",)]
